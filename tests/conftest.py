@@ -1,0 +1,128 @@
+"""What every test may use: no network, a two-layer encoder, and optional real data.
+
+Two options (or environment variables) point the tests at data that the repository does not hold:
+
+    --sts-data FOLDER   (GSINFONCE_STS_DATA)  folder of TASK/test.jsonl with the STS sets
+    --corpus FILE       (GSINFONCE_CORPUS)    plain text, one sentence a line
+
+Without them the tests that need the data are skipped and say so.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import random  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from sentence_transformers import SentenceTransformer  # noqa: E402
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: E402
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors  # noqa: E402
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast  # noqa: E402
+
+NOUNS = "cat dog bird fish horse child woman man teacher river house garden city road train".split()
+VERBS = "sees likes follows finds hears helps paints builds watches remembers".split()
+ADJECTIVES = "old new small large red green quiet happy wooden distant".split()
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sts-data", default=os.environ.get("GSINFONCE_STS_DATA"))
+    parser.addoption("--corpus", default=os.environ.get("GSINFONCE_CORPUS"))
+
+
+def _optional_path(value: str | None, what: str) -> Path:
+    if not value:
+        pytest.skip(f"{what} is not given")
+    path = Path(value)
+    if not path.exists():
+        pytest.skip(f"{what}: {path} does not exist")
+    return path
+
+
+@pytest.fixture(scope="session")
+def sts_data(request: pytest.FixtureRequest) -> Path:
+    """The folder of real STS sets, or a skip that says how to give it."""
+    return _optional_path(request.config.getoption("--sts-data"), "--sts-data/GSINFONCE_STS_DATA")
+
+
+@pytest.fixture(scope="session")
+def corpus_file(request: pytest.FixtureRequest) -> Path:
+    """The file of real sentences, or a skip that says how to give it."""
+    return _optional_path(request.config.getoption("--corpus"), "--corpus/GSINFONCE_CORPUS")
+
+
+def make_sentences(count: int, seed: int = 0) -> list[str]:
+    """Return ``count`` distinct sentences over the tiny encoder's vocabulary."""
+    generator = random.Random(seed)
+    sentences: dict[str, None] = {}
+    while len(sentences) < count:
+        subject, thing = generator.sample(NOUNS, 2)
+        words = ["the", generator.choice(ADJECTIVES), subject, generator.choice(VERBS), "the"]
+        if generator.random() < 0.5:
+            words.append(generator.choice(ADJECTIVES))
+        sentences[" ".join([*words, thing])] = None
+    return list(sentences)
+
+
+@pytest.fixture(scope="session")
+def sentences() -> list[str]:
+    """64 distinct short sentences."""
+    return make_sentences(64)
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a raw two-layer, 32-wide BERT and its tokenizer, as the hub would hold it."""
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    words = [*SPECIAL, "the", *NOUNS, *VERBS, *ADJECTIVES]
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    words += letters + [f"##{letter}" for letter in letters]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=64,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    ).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=len(vocabulary),
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=64,
+        )
+        BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def make_encoder(tiny_bert: Path) -> Callable[..., SentenceTransformer]:
+    """Return a factory of fresh tiny encoders on the CPU: ``make_encoder(pooling="mean")``."""
+
+    def make(pooling: str = "cls", max_seq_length: int = 32) -> SentenceTransformer:
+        transformer = Transformer(str(tiny_bert), max_seq_length=max_seq_length)
+        pool = Pooling(transformer.get_embedding_dimension(), pooling_mode=pooling)
+        return SentenceTransformer(modules=[transformer, pool], device="cpu")
+
+    return make
