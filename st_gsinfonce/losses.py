@@ -1,0 +1,420 @@
+"""GS-InfoNCE as a sentence-transformers loss: validate, embed, draw noise, call the objective."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import (
+    all_gather_with_grad,
+    cos_sim,
+    get_rank,
+    similarity_fct_name,
+)
+from torch import Tensor, nn
+
+from st_gsinfonce import objective
+from st_gsinfonce.objective import GSInfoNCEStatistics, NoiseKey, Similarity
+
+Features = dict[str, Any]
+
+DEFAULT_NOISE_RATIO = 3.0
+
+CITATION = """
+@inproceedings{wu-etal-2022-smoothed,
+    title = "Smoothed Contrastive Learning for Unsupervised Sentence Embedding",
+    author = "Wu, Xing and Gao, Chaochen and Su, Yipeng and Han, Jizhong and Wang, Zhongyuan and Hu, Songlin",
+    booktitle = "Proceedings of the 29th International Conference on Computational Linguistics",
+    year = "2022",
+    pages = "4902--4906",
+    url = "https://aclanthology.org/2022.coling-1.434",
+}
+
+@inproceedings{gao-etal-2021-simcse,
+    title = "{S}im{CSE}: Simple Contrastive Learning of Sentence Embeddings",
+    author = "Gao, Tianyu and Yao, Xingcheng and Chen, Danqi",
+    booktitle = "Proceedings of the 2021 Conference on Empirical Methods in Natural Language Processing",
+    year = "2021",
+    pages = "6894--6910",
+    url = "https://aclanthology.org/2021.emnlp-main.552",
+}
+"""
+
+_cached_log_noise_mass = lru_cache(maxsize=256)(objective.expected_log_noise_mass)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The arguments of one call of the objective, free of the graph; noise by its key."""
+
+    anchors: Tensor
+    candidates: Tensor
+    offset: int
+    key: NoiseKey
+    num_noise: int
+
+
+class GSInfoNCELoss(nn.Module):
+    r"""Gaussian-smoothed InfoNCE: in-batch negatives and Gaussian noise as further negatives.
+
+    .. math::
+
+        \ell_i = -\log \frac{e^{s \cos(h_i, h^+_i)}}
+                 {\sum_j e^{s \cos(h_i, h^+_j)} + \lambda \sum_{k=1}^{M} e^{s \cos(h_i, g_k)}},
+        \qquad g_k \sim \mathcal N(\mu, \sigma^2 I)
+
+    Given one column of texts, both views of a text come from one forward pass over the batch twice, with
+    different dropout masks: unsupervised SimCSE. Given two or more columns they are anchor, positive and
+    hard negatives, as in ``MultipleNegativesRankingLoss``; with ``noise_size=0`` the two losses are equal.
+
+    With ``noise="expected"`` the noise is not sampled: its expected sum, which is a constant under cosine
+    similarity and mean 0 (:func:`~st_gsinfonce.objective.expected_log_noise_mass`), takes its place.
+
+    The noise never touches the global random generators: dropout masks and batches are the same with and
+    without it. A draw is keyed by (seed, step, call within the step); see :meth:`set_step`. Calls without
+    gradients, such as those of an evaluation loss, use one fixed draw and advance nothing.
+
+    Args:
+        model: The encoder. Its dropout must be on in training for one-column use.
+        scale: :math:`s = 1 / \tau`, the inverse temperature; the paper's 20 is a temperature of 0.05.
+        noise_ratio: M as a multiple of the batch size (of all devices together when gathering), rounded.
+            None means 3, the paper's, unless ``noise_size`` or ``virtual_cosine`` is given.
+        noise_size: M itself; 0 switches the noise off.
+        noise_weight: :math:`\lambda`, at least 0.
+        noise_mean: :math:`\mu` of every component.
+        noise_std: :math:`\sigma` of every component, positive. No effect under cosine similarity with
+            mean 0, where only the direction of the noise counts.
+        noise: "sampled", or "expected" for the closed form.
+        virtual_cosine: With ``noise="expected"``, the mass of the noise given directly: as one virtual
+            negative that has this cosine with every anchor, in [-1, 1]. Takes the place of
+            ``noise_ratio``, ``noise_size`` and ``noise_weight``. The paper's setting for BERT-base is 0.28.
+        seed: Seed of the noise, at least 0. None follows ``torch.initial_seed()`` at the first draw.
+        similarity_fct: Maps (N, D) and (C, D) to (N, C).
+        gather_across_devices: Compare each device's anchors with the candidates of all devices.
+        merge_views: Embed columns that tokenize alike in one forward pass. ``AdaptiveLayerLoss`` and
+            ``Matryoshka2dLoss`` around this loss need False, and two columns
+            (:class:`~st_gsinfonce.collator.SimCSEDataCollator` makes them).
+
+    Raises:
+        ValueError: For a value out of its range or settings that exclude each other; at the first
+            batch, for one column with ``merge_views=False``.
+
+    Inputs:
+        +-------------------------------------------------+--------+
+        | Inputs                                          | Labels |
+        +=================================================+========+
+        | single texts                                    | none   |
+        +-------------------------------------------------+--------+
+        | (anchor, positive) pairs                        | none   |
+        +-------------------------------------------------+--------+
+        | (anchor, positive, negative_1, ..., negative_n) | none   |
+        +-------------------------------------------------+--------+
+
+    Relations:
+        - ``MultipleNegativesRankingLoss`` with the same scale is this loss without noise.
+        - Unsupervised SimCSE (Gao et al., 2021) is this loss on single texts without noise.
+
+    References:
+        - Wu et al., Smoothed Contrastive Learning for Unsupervised Sentence Embedding, COLING 2022:
+          https://arxiv.org/abs/2109.04321
+        - Gao et al., SimCSE, EMNLP 2021: https://arxiv.org/abs/2104.08821
+
+    Example:
+        ::
+
+            from datasets import Dataset
+            from sentence_transformers import SentenceTransformerTrainer
+            from st_gsinfonce import GSInfoNCELoss, build_encoder, strip_head
+
+            model = build_encoder("bert-base-uncased")
+            train_dataset = Dataset.from_dict({"text": ["A river runs.", "Bread is baked.", "It rains."]})
+            trainer = SentenceTransformerTrainer(
+                model=model, train_dataset=train_dataset, loss=GSInfoNCELoss(model)
+            )
+            trainer.train()
+            strip_head(model).save_pretrained("encoder")
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        scale: float = 20.0,
+        noise_ratio: float | None = None,
+        noise_size: int | None = None,
+        noise_weight: float = 1.0,
+        noise_mean: float = 0.0,
+        noise_std: float = 1.0,
+        noise: Literal["sampled", "expected"] = "sampled",
+        virtual_cosine: float | None = None,
+        seed: int | None = None,
+        similarity_fct: Similarity = cos_sim,
+        gather_across_devices: bool = False,
+        merge_views: bool = True,
+    ) -> None:
+        super().__init__()
+        _require("scale", scale, "a positive number", scale > 0)
+        _require("noise_weight", noise_weight, "0 or a positive number", noise_weight >= 0)
+        _require("noise_mean", noise_mean, "a number", True)
+        _require("noise_std", noise_std, "a positive number", noise_std > 0)
+        if noise_ratio is not None:
+            _require("noise_ratio", noise_ratio, "0 or a positive number", noise_ratio >= 0)
+        if noise_size is not None:
+            whole = isinstance(noise_size, int) and not isinstance(noise_size, bool)
+            _require("noise_size", noise_size, "0 or a positive integer", whole and noise_size >= 0)
+        if seed is not None:
+            whole = isinstance(seed, int) and not isinstance(seed, bool)
+            _require("seed", seed, "0, a positive integer or None", whole and seed >= 0)
+        if noise not in ("sampled", "expected"):
+            raise ValueError(f'noise must be "sampled" or "expected", got {noise!r}')
+        cosine = similarity_fct in (cos_sim, objective.cos_sim)
+        if noise == "expected" and not (cosine and noise_mean == 0):
+            raise ValueError(
+                'noise="expected" holds under cosine similarity and noise_mean=0 alone, got '
+                f"similarity_fct={similarity_fct_name(similarity_fct)} and noise_mean={noise_mean}: "
+                'use noise="sampled"'
+            )
+        if noise_ratio is not None and noise_size is not None:
+            raise ValueError(
+                f"noise_ratio={noise_ratio} and noise_size={noise_size} both say how many noise "
+                "vectors there are: give one of them"
+            )
+        if virtual_cosine is not None:
+            _require("virtual_cosine", virtual_cosine, "in [-1, 1]", -1 <= virtual_cosine <= 1)
+            if noise != "expected":
+                raise ValueError(
+                    'virtual_cosine is the mass of expected noise: add noise="expected"'
+                )
+            if noise_ratio is not None or noise_size is not None or noise_weight != 1:
+                raise ValueError(
+                    "virtual_cosine is the whole mass of the noise: leave out noise_ratio, noise_size "
+                    "and noise_weight"
+                )
+        elif noise_ratio is None and noise_size is None:
+            noise_ratio = DEFAULT_NOISE_RATIO
+
+        self.model = model
+        self.scale = scale
+        self.noise_ratio = noise_ratio
+        self.noise_size = noise_size
+        self.noise_weight = noise_weight
+        self.noise_mean = noise_mean
+        self.noise_std = noise_std
+        self.noise = noise
+        self.virtual_cosine = virtual_cosine
+        self.seed = seed
+        self.similarity_fct = similarity_fct
+        self.gather_across_devices = gather_across_devices
+        self.merge_views = merge_views
+        # Our cosine where theirs is asked for: equal, but for a zero vector's gradient.
+        self._similarity = objective.cos_sim if cosine else similarity_fct
+        self._step = 0
+        self._calls = 0
+        self._checked_in_mode: bool | None = None
+        self._warned = False
+        self._last_batch: _Batch | None = None
+
+    def set_step(self, step: int) -> None:
+        """Key the noise that follows by an optimizer step, which makes a resumed run exact.
+
+        :func:`~st_gsinfonce.training.build_trainer` adds the callback that calls this. Without it the
+        loss counts its own calls: just as random, but a resumed run draws other noise.
+
+        Args:
+            step: Steps completed so far, at least 0.
+        """
+        self._step = step
+        self._calls = 0
+
+    def forward(
+        self, sentence_features: Iterable[Features], labels: Tensor | None = None
+    ) -> Tensor:
+        """Return the scalar loss of a batch of tokenized columns; labels are not used."""
+        return self.compute_loss_from_embeddings(self._embed(list(sentence_features)), labels)
+
+    def compute_loss_from_embeddings(
+        self, embeddings: Sequence[Tensor], labels: Tensor | None = None
+    ) -> Tensor:
+        """Return the scalar loss of embedded columns: anchors, positives, then hard negatives.
+
+        Args:
+            embeddings: At least two tensors of shape (N, D).
+            labels: Not used.
+
+        Raises:
+            ValueError: For fewer than two columns.
+        """
+        if len(embeddings) < 2:
+            raise ValueError(
+                f"the loss needs anchors and positives, got {len(embeddings)} column(s)"
+            )
+        anchors, *columns = embeddings
+        self._warn_if_blind(anchors, columns[0])
+        offset = 0
+        if self.gather_across_devices:
+            offset = get_rank() * len(anchors)
+            columns = [all_gather_with_grad(column) for column in columns]
+        candidates = torch.cat(columns)  # (C, D)
+        batch = _Batch(
+            anchors, candidates, offset, self._next_key(), self._num_noise(len(columns[0]))
+        )
+        if torch.is_grad_enabled():
+            self._last_batch = _Batch(
+                anchors.detach(), candidates.detach(), offset, batch.key, batch.num_noise
+            )
+        return objective.gs_infonce(**self._arguments(batch))
+
+    @property
+    def statistics(self) -> GSInfoNCEStatistics | None:
+        """Similarities and noise share of the last batch with gradients; None before it.
+
+        Computed when read; a training that never reads them pays nothing.
+        """
+        if self._last_batch is None:
+            return None
+        return objective.gs_infonce_statistics(**self._arguments(self._last_batch))
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values, for the model card."""
+        return {
+            "scale": self.scale,
+            "noise": self.noise,
+            "noise_ratio": self.noise_ratio,
+            "noise_size": self.noise_size,
+            "noise_weight": self.noise_weight,
+            "noise_mean": self.noise_mean,
+            "noise_std": self.noise_std,
+            "virtual_cosine": self.virtual_cosine,
+            "seed": self.seed,
+            "similarity_fct": similarity_fct_name(self.similarity_fct),
+            "gather_across_devices": self.gather_across_devices,
+            "merge_views": self.merge_views,
+        }
+
+    @property
+    def temperature(self) -> float:
+        r""":math:`\tau = 1 / s`."""
+        return 1.0 / self.scale
+
+    @property
+    def citation(self) -> str:
+        """BibTeX of GS-InfoNCE and of SimCSE, which it smooths."""
+        return CITATION
+
+    def _embed(self, columns: list[Features]) -> list[Tensor]:
+        if not columns:
+            raise ValueError("the batch has no text column")
+        if len(columns) == 1:
+            if not self.merge_views:
+                raise ValueError(
+                    "merge_views=False needs two columns, got one: train with SimCSEDataCollator"
+                )
+            columns = [columns[0], dict(columns[0])]
+        merged = _merge_columns(columns) if self.merge_views else None
+        if merged is None:
+            return [self.model(column)["sentence_embedding"] for column in columns]
+        embeddings: Tensor = self.model(merged)["sentence_embedding"]  # (columns * N, D)
+        return list(embeddings.chunk(len(columns)))
+
+    def _warn_if_blind(self, anchors: Tensor, positives: Tensor) -> None:
+        # Looked at whenever the mode has changed, since encode() leaves a model in eval mode; at every
+        # step it would stall a GPU.
+        if not torch.is_grad_enabled() or self.model.training == self._checked_in_mode:
+            return
+        self._checked_in_mode = self.model.training
+        if self._warned or not torch.equal(anchors, positives):
+            return
+        self._warned = True
+        cause = (
+            "its dropout probability is 0"
+            if self.model.training
+            else "it is in eval mode, as encode() leaves it: call model.train()"
+        )
+        warnings.warn(
+            "both views of every text have the same embedding, so the loss has nothing to learn from: "
+            f"the model runs without dropout because {cause}",
+            stacklevel=3,
+        )
+
+    def _next_key(self) -> NoiseKey:
+        seed = torch.initial_seed() if self.seed is None else self.seed
+        self.seed = seed
+        if not torch.is_grad_enabled():
+            return NoiseKey(seed, step=0, call=0)
+        self._calls += (
+            1  # from 1: the fixed draw of the calls without gradients is no training draw
+        )
+        return NoiseKey(seed, self._step, self._calls)
+
+    def _num_noise(self, batch_size: int) -> int:
+        if self.noise_size is not None:
+            return self.noise_size
+        return 0 if self.noise_ratio is None else round(self.noise_ratio * batch_size)
+
+    def _arguments(self, batch: _Batch) -> dict[str, Any]:
+        """Return the objective's arguments, drawing the noise."""
+        dim = batch.anchors.shape[-1]
+        arguments: dict[str, Any] = {
+            "anchors": batch.anchors,
+            "candidates": batch.candidates,
+            "scale": self.scale,
+            "offset": batch.offset,
+            "similarity": self._similarity,
+        }
+        if self.virtual_cosine is not None:
+            arguments["log_noise_mass"] = self.scale * self.virtual_cosine
+        elif self.noise == "expected":
+            arguments["log_noise_mass"] = _cached_log_noise_mass(
+                dim, self.scale, batch.num_noise, self.noise_weight
+            )
+        elif batch.num_noise and self.noise_weight:
+            arguments["noise_weight"] = self.noise_weight
+            arguments["noise"] = objective.draw_noise(
+                batch.key,
+                batch.num_noise,
+                dim,
+                mean=self.noise_mean,
+                std=self.noise_std,
+                device=batch.anchors.device,
+            )
+        return arguments
+
+
+def _require(name: str, value: float, wanted: str, holds: bool) -> None:
+    if not holds or not math.isfinite(value):
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _merge_columns(columns: list[Features]) -> Features | None:
+    """Return the columns' rows as one batch, or None where they do not line up row by row."""
+    first = columns[0]
+    tokens = first.get("attention_mask", first.get("input_ids"))
+    if not isinstance(tokens, Tensor) or tokens.ndim < 2 or "cu_seq_lens_q" in first:
+        return None  # flattened inputs: rows are no axis of their tensors
+    if any(column.keys() != first.keys() for column in columns):
+        return None
+    merged: Features = {}
+    for key, value in first.items():
+        values = [column[key] for column in columns]
+        if isinstance(value, Tensor) and key != "prompt_length":  # one length for all rows
+            if value.ndim == 0 or len(value) != len(tokens):
+                return None
+            if any(not isinstance(v, Tensor) or v.shape != value.shape for v in values):
+                return None
+            merged[key] = torch.cat(values)
+        elif all(_equal(v, value) for v in values):
+            merged[key] = value
+        else:
+            return None
+    return merged
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
+    return bool(a == b)
