@@ -15,15 +15,24 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import json  # noqa: E402
 import random  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Callable, Iterator, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from sentence_transformers import SentenceTransformer  # noqa: E402
+from sentence_transformers import (  # noqa: E402
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: E402
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast  # noqa: E402
 
 NOUNS = "cat dog bird fish horse child woman man teacher river house garden city road train".split()
@@ -126,3 +135,122 @@ def make_encoder(tiny_bert: Path) -> Callable[..., SentenceTransformer]:
         return SentenceTransformer(modules=[transformer, pool], device="cpu")
 
     return make
+
+
+TrainingArguments = Callable[..., SentenceTransformerTrainingArguments]
+
+
+@pytest.fixture
+def training_arguments(tmp_path: Path) -> TrainingArguments:
+    """Return a factory of quick, quiet CPU arguments whose learning rate moves the tiny encoder."""
+
+    def make(**settings: Any) -> SentenceTransformerTrainingArguments:
+        defaults = {
+            "output_dir": str(tmp_path / "trainer"),
+            "use_cpu": True,
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_strategy": "no",
+            "disable_tqdm": True,
+            "per_device_train_batch_size": 16,
+            "learning_rate": 1e-3,
+            "lr_scheduler_type": "constant",
+            "max_steps": 4,
+            "seed": 0,
+        }
+        return SentenceTransformerTrainingArguments(**{**defaults, **settings})
+
+    return make
+
+
+def record_losses(loss: nn.Module) -> list[float]:
+    """Return a list to which every training call of a loss module adds its value."""
+    values: list[float] = []
+
+    def add(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if torch.is_grad_enabled():
+            values.append(output.item())
+
+    loss.register_forward_hook(add)
+    return values
+
+
+@pytest.fixture
+def train(training_arguments: TrainingArguments) -> Callable[..., list[float]]:
+    """Return a function that trains by the Trainer and gives the finite losses of its steps.
+
+    It asserts that the encoder moved: ``train(model, loss, dataset, data_collator=..., max_steps=8)``.
+    """
+
+    def run(
+        model: SentenceTransformer,
+        loss: nn.Module | dict[str, nn.Module],
+        dataset: Any,
+        data_collator: Any = None,
+        **settings: Any,
+    ) -> list[float]:
+        modules = loss if isinstance(loss, dict) else {"": loss}
+        values = [record_losses(module) for module in modules.values()]
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        trainer = SentenceTransformerTrainer(
+            model=model,
+            args=training_arguments(**settings),
+            train_dataset=dataset,
+            loss=loss,
+            data_collator=data_collator,
+        )
+        trainer.train()
+        moved = [not torch.equal(before[n], p) for n, p in model.named_parameters() if n in before]
+        assert any(moved)
+        losses = [value for of_one in values for value in of_one]
+        assert losses and torch.isfinite(torch.tensor(losses)).all()
+        return losses
+
+    return run
+
+
+ENCODE_ELSEWHERE = """
+import json, sys
+sys.modules["st_gsinfonce"] = None  # from here on its import fails
+answers, sys.stdout = sys.stdout, sys.stderr
+from sentence_transformers import SentenceTransformer
+for line in sys.stdin:
+    request = json.loads(line)
+    try:
+        model = SentenceTransformer(request["folder"], device="cpu")
+        answer = {"vectors": model.encode(request["texts"]).tolist()}
+    except Exception as error:
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(answer), file=answers, flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def encode_elsewhere() -> Iterator[Callable[[Path | str, Sequence[str]], Tensor]]:
+    """Return a function that encodes in a process that cannot import st_gsinfonce.
+
+    ``encode_elsewhere(folder, texts)`` loads the folder with sentence-transformers alone, trusting no
+    remote code, and gives the vectors; a failure to load is a RuntimeError.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", ENCODE_ELSEWHERE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+    def encode(folder: Path | str, texts: Sequence[str]) -> Tensor:
+        assert process.stdin and process.stdout
+        print(
+            json.dumps({"folder": str(folder), "texts": list(texts)}),
+            file=process.stdin,
+            flush=True,
+        )
+        answer = json.loads(process.stdout.readline())
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return torch.tensor(answer["vectors"], dtype=torch.float32)
+
+    with process:
+        yield encode
