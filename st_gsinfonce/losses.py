@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -158,18 +158,16 @@ class GSInfoNCELoss(nn.Module):
         merge_views: bool = True,
     ) -> None:
         super().__init__()
-        _require("scale", scale, "a positive number", scale > 0)
-        _require("noise_weight", noise_weight, "0 or a positive number", noise_weight >= 0)
-        _require("noise_mean", noise_mean, "a number", True)
-        _require("noise_std", noise_std, "a positive number", noise_std > 0)
+        _require("scale", scale, "a positive number", lambda x: x > 0)
+        _require("noise_weight", noise_weight, "0 or a positive number", lambda x: x >= 0)
+        _require("noise_mean", noise_mean, "a number", lambda x: True)
+        _require("noise_std", noise_std, "a positive number", lambda x: x > 0)
         if noise_ratio is not None:
-            _require("noise_ratio", noise_ratio, "0 or a positive number", noise_ratio >= 0)
+            _require("noise_ratio", noise_ratio, "0 or a positive number", lambda x: x >= 0)
         if noise_size is not None:
-            whole = isinstance(noise_size, int) and not isinstance(noise_size, bool)
-            _require("noise_size", noise_size, "0 or a positive integer", whole and noise_size >= 0)
+            _require("noise_size", noise_size, "0 or a positive integer", _is_natural)
         if seed is not None:
-            whole = isinstance(seed, int) and not isinstance(seed, bool)
-            _require("seed", seed, "0, a positive integer or None", whole and seed >= 0)
+            _require("seed", seed, "0, a positive integer or None", _is_natural)
         if noise not in ("sampled", "expected"):
             raise ValueError(f'noise must be "sampled" or "expected", got {noise!r}')
         cosine = similarity_fct in (cos_sim, objective.cos_sim)
@@ -185,7 +183,7 @@ class GSInfoNCELoss(nn.Module):
                 "vectors there are: give one of them"
             )
         if virtual_cosine is not None:
-            _require("virtual_cosine", virtual_cosine, "in [-1, 1]", -1 <= virtual_cosine <= 1)
+            _require("virtual_cosine", virtual_cosine, "in [-1, 1]", lambda x: -1 <= x <= 1)
             if noise != "expected":
                 raise ValueError(
                     'virtual_cosine is the mass of expected noise: add noise="expected"'
@@ -385,9 +383,14 @@ class GSInfoNCELoss(nn.Module):
         return arguments
 
 
-def _require(name: str, value: float, wanted: str, holds: bool) -> None:
-    if not holds or not math.isfinite(value):
+def _require(name: str, value: float, wanted: str, holds: Callable[[float], bool]) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and math.isfinite(value) and holds(value)):
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _is_natural(value: float) -> bool:
+    return isinstance(value, int) and value >= 0
 
 
 def _merge_columns(columns: list[Features]) -> Features | None:
