@@ -20,9 +20,8 @@ from sentence_transformers.util import (
 from torch import Tensor, nn
 
 from st_gsinfonce import objective
+from st_gsinfonce.columns import Features, merge_columns
 from st_gsinfonce.objective import GSInfoNCEStatistics, NoiseKey, Similarity
-
-Features = dict[str, Any]
 
 DEFAULT_NOISE_RATIO = 3.0
 
@@ -313,7 +312,7 @@ class GSInfoNCELoss(nn.Module):
                     "merge_views=False needs two columns, got one: train with SimCSEDataCollator"
                 )
             columns = [columns[0], dict(columns[0])]
-        merged = _merge_columns(columns) if self.merge_views else None
+        merged = merge_columns(columns) if self.merge_views else None
         if merged is None:
             return [self.model(column)["sentence_embedding"] for column in columns]
         embeddings: Tensor = self.model(merged)["sentence_embedding"]  # (columns * N, D)
@@ -391,33 +390,3 @@ def _require(name: str, value: float, wanted: str, holds: Callable[[float], bool
 
 def _is_natural(value: float) -> bool:
     return isinstance(value, int) and value >= 0
-
-
-def _merge_columns(columns: list[Features]) -> Features | None:
-    """Return the columns' rows as one batch, or None where they do not line up row by row."""
-    first = columns[0]
-    tokens = first.get("attention_mask", first.get("input_ids"))
-    if not isinstance(tokens, Tensor) or tokens.ndim < 2 or "cu_seq_lens_q" in first:
-        return None  # flattened inputs: rows are no axis of their tensors
-    if any(column.keys() != first.keys() for column in columns):
-        return None
-    merged: Features = {}
-    for key, value in first.items():
-        values = [column[key] for column in columns]
-        if isinstance(value, Tensor) and key != "prompt_length":  # one length for all rows
-            if value.ndim == 0 or len(value) != len(tokens):
-                return None
-            if any(not isinstance(v, Tensor) or v.shape != value.shape for v in values):
-                return None
-            merged[key] = torch.cat(values)
-        elif all(_equal(v, value) for v in values):
-            merged[key] = value
-        else:
-            return None
-    return merged
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
-    return bool(a == b)
