@@ -266,8 +266,9 @@ def build_encoder(
         The encoder; ``strip_head`` or ``save_encoder`` makes a plain one of it again.
 
     Raises:
-        ValueError: For a dropout out of range or of a model that has none, an unknown pooling mode, or
-            a new pooling for a model whose further modules depend on the old one.
+        ValueError: For a dropout out of range or of a model that has none, an unknown pooling mode, a
+            new pooling for a model whose further modules depend on the old one, or a head for a model
+            that does not pool.
         OSError: If the model cannot be found or reached.
     """
     if dropout is not None and not 0 <= dropout < 1:
@@ -284,14 +285,10 @@ def build_encoder(
         model = load_encoder(name, config_kwargs=config_kwargs, **kwargs)
     if pooling is not None:
         _repool(model, pooling, name)
+    if head:
+        _insert_head(model, seed, name)
     if max_seq_length is not None:
         model.max_seq_length = max_seq_length
-    if head:
-        dim = model.get_embedding_dimension()
-        assert dim is not None
-        position = next(i for i, module in enumerate(model) if isinstance(module, Pooling)) + 1
-        added = ProjectionHead(dim, seed=seed).to(model.device)
-        model.insert(position, added)
     return model
 
 
@@ -309,9 +306,12 @@ def load_encoder(model_name_or_path: str | PathLike[str], **kwargs: Any) -> Sent
     try:
         if has_head(name):
             with tempfile.TemporaryDirectory() as scratch:
-                return SentenceTransformer(
-                    str(strip_head(name, Path(scratch) / "encoder")), **kwargs
-                )
+                stripped = strip_head(name, Path(scratch) / "encoder")
+                model = SentenceTransformer(str(stripped), **kwargs)
+            if (transformer := model.transformers_model) is not None:
+                # Else an adapter would name the scratch folder as its base.
+                transformer.name_or_path = transformer.config.name_or_path = name
+            return model
         return SentenceTransformer(name, **kwargs)
     except OSError as error:
         raise OSError(
@@ -351,6 +351,15 @@ def _repool(model: SentenceTransformer, pooling: str, name: str) -> None:
     while len(model) > 1:
         del model[len(model) - 1]
     model.append(Pooling(width, pooling_mode=pooling))
+
+
+def _insert_head(model: SentenceTransformer, seed: int | None, name: str) -> None:
+    for index, module in enumerate(model):
+        if isinstance(module, Pooling):
+            head = ProjectionHead(module.get_embedding_dimension(), seed=seed)
+            model.insert(index + 1, head.to(model.device))
+            return
+    raise ValueError(f"the model {name!r} has no Pooling to put a head after: use head=False")
 
 
 def embedded_encoder() -> Path:

@@ -259,3 +259,4 @@ def encode_elsewhere() -> Iterator[Callable[[Path | str, Sequence[str]], Tensor]
 
     with process:
         yield encode
+        process.terminate()

