@@ -183,7 +183,7 @@ def gs_infonce(
     Example:
         >>> import math, torch
         >>> views = torch.eye(4, dtype=torch.float64)
-        >>> math.isclose(gs_infonce(views, views).item(), math.log(1 + 3 * math.exp(-20)))
+        >>> math.isclose(gs_infonce(views, views).item(), math.log1p(3 * math.exp(-20)))
         True
     """
     _check_finite("scale", scale, positive=True)
@@ -272,7 +272,9 @@ class NoiseKey:
 
     def block(self, index: int, rows: int, dim: int, device: torch.device) -> Tensor:
         """Return the first ``rows`` standard normal vectors of block ``index``, float32, (rows, D)."""
-        sequence = np.random.SeedSequence([self.seed, self.step, self.call, index])
+        numbers = np.array([self.seed, self.step, self.call, index], dtype=np.uint64)
+        # All 64 bits of each: a list of Python integers would run (2**32, 0, 1) and (0, 1, 2**32) together.
+        sequence = np.random.SeedSequence(numbers.view(np.uint32))
         if device.type == "cpu":
             # torch's CPU generator keeps 32 bits of its seed: a long run would draw a block twice.
             generator = np.random.Generator(np.random.Philox(sequence))
