@@ -1,3 +1,50 @@
 """Unsupervised sentence encoders with GS-InfoNCE, as a sentence-transformers plugin."""
 
+from st_gsinfonce.collator import SimCSEDataCollator
+from st_gsinfonce.corpus import load_sentences
+from st_gsinfonce.embedded import embedded_corpus
+from st_gsinfonce.encoder import (
+    ProjectionHead,
+    build_encoder,
+    embedded_encoder,
+    has_head,
+    load_encoder,
+    save_encoder,
+    strip_head,
+)
+from st_gsinfonce.evaluation import (
+    STS_TASKS,
+    STSEvaluationCallback,
+    STSEvaluator,
+    STSResults,
+    evaluate_sts,
+)
+from st_gsinfonce.losses import GSInfoNCELoss
+from st_gsinfonce.objective import expected_log_noise_mass, gs_infonce
+from st_gsinfonce.training import NoiseStepCallback, build_trainer, precision_arguments
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "STS_TASKS",
+    "GSInfoNCELoss",
+    "NoiseStepCallback",
+    "ProjectionHead",
+    "STSEvaluationCallback",
+    "STSEvaluator",
+    "STSResults",
+    "SimCSEDataCollator",
+    "build_encoder",
+    "build_trainer",
+    "embedded_corpus",
+    "embedded_encoder",
+    "evaluate_sts",
+    "expected_log_noise_mass",
+    "gs_infonce",
+    "has_head",
+    "load_encoder",
+    "load_sentences",
+    "precision_arguments",
+    "save_encoder",
+    "strip_head",
+]

@@ -1,0 +1,232 @@
+"""Train a sentence encoder without labels by GS-InfoNCE, on your sentences.
+
+    python examples/train_unsup.py --corpus sentences.txt --output runs/mine
+    python examples/train_unsup.py --corpus sentences.txt --output runs/mine --resume
+    python examples/train_unsup.py --help    # every setting, those of the Trainer included
+
+The defaults are the paper's for BERT-base: [CLS] through a train-only head, 32 tokens, batch 64, learning
+rate 3e-5, one epoch, temperature 0.05, three times as many noise vectors as sentences in a batch, and the
+best checkpoint by STS-B dev every 125 steps. OUTPUT/encoder holds the result, which sentence-transformers
+alone loads; OUTPUT/checkpoints what is needed to resume; OUTPUT/run.json the settings.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.util import cos_sim, dot_score
+from transformers import HfArgumentParser, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from st_gsinfonce import (
+    GSInfoNCELoss,
+    STSEvaluator,
+    build_encoder,
+    build_trainer,
+    load_sentences,
+    precision_arguments,
+    save_encoder,
+)
+
+SIMILARITIES = {"cos": cos_sim, "dot": dot_score}
+
+
+@dataclass
+class UnsupArguments:
+    """What to train on what, and the loss."""
+
+    corpus: str = field(
+        metadata={"help": "File (txt, csv, tsv, jsonl, parquet), folder of files, or hub dataset."}
+    )
+    output: str = field(metadata={"help": "Folder of the run."})
+    column: str | None = field(default=None, metadata={"help": "The corpus's text column."})
+    max_sentences: int | None = field(default=None, metadata={"help": "Use the first so many."})
+    model: str = field(
+        default="bert-base-uncased",
+        metadata={
+            "help": "Encoder to start from: hub name or folder; a SimCSE encoder to go on with."
+        },
+    )
+    pooling: str = field(
+        default="cls", metadata={"help": "cls, mean, ..., or 'model' to keep the model's own."}
+    )
+    max_seq_length: int = field(default=32, metadata={"help": "Tokens of a text that are read."})
+    dropout: float | None = field(default=None, metadata={"help": "Default: the model's own."})
+    head: bool = field(default=True, metadata={"help": "Train through SimCSE's train-only head."})
+    precision: str = field(default="auto", metadata={"help": "auto, bf16, fp16 or fp32."})
+    eval_data: str = field(
+        default="hub",
+        metadata={
+            "help": "STS-B dev: 'hub', a folder with STSBenchmark/validation.jsonl, or 'none'."
+        },
+    )
+    resume: bool = field(default=False, metadata={"help": "Go on from the last checkpoint."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace an earlier run in OUTPUT."})
+    scale: float = field(default=20.0, metadata={"help": "1 / temperature."})
+    noise: str = field(
+        default="sampled", metadata={"help": "sampled, or expected: the closed form."}
+    )
+    noise_ratio: float | None = field(
+        default=None, metadata={"help": "Noise vectors per sentence of a batch. Default: 3."}
+    )
+    noise_size: int | None = field(default=None, metadata={"help": "Noise vectors; 0: none."})
+    noise_weight: float = field(default=1.0, metadata={"help": "Weight of the noise's sum."})
+    noise_mean: float = field(default=0.0, metadata={"help": "Mean of the noise."})
+    noise_std: float = field(default=1.0, metadata={"help": "Standard deviation of the noise."})
+    virtual_cosine: float | None = field(
+        default=None, metadata={"help": "Mass of expected noise, as one negative with this cosine."}
+    )
+    noise_seed: int | None = field(default=None, metadata={"help": "Default: --seed."})
+    similarity: str = field(default="cos", metadata={"help": "cos or dot."})
+    gather_across_devices: bool = field(
+        default=False, metadata={"help": "Negatives from all devices."}
+    )
+
+
+def parse_arguments() -> tuple[UnsupArguments, SentenceTransformerTrainingArguments]:
+    """Parse both dataclasses; ours come first, since the Trainer's defaults depend on them."""
+    ours = HfArgumentParser(UnsupArguments, add_help=False, allow_abbrev=False)
+    if {"-h", "--help"} & set(sys.argv):
+        settings = UnsupArguments(corpus="", output="OUTPUT")
+    else:
+        settings, _ = ours.parse_args_into_dataclasses(return_remaining_strings=True)
+    parser = HfArgumentParser(
+        (UnsupArguments, SentenceTransformerTrainingArguments),
+        description=__doc__,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(
+        output_dir=str(Path(settings.output) / "checkpoints"),
+        per_device_train_batch_size=64,
+        learning_rate=3e-5,
+        num_train_epochs=1,
+        logging_steps=25,
+        save_steps=125,
+        save_total_limit=2,
+        report_to="none",
+        **precision_arguments(settings.precision),
+    )
+    if settings.eval_data != "none":
+        parser.set_defaults(
+            eval_strategy="steps",
+            eval_steps=125,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_sts-dev_spearman_cosine",
+            greater_is_better=True,
+        )
+    settings, arguments = parser.parse_args_into_dataclasses()
+    return settings, arguments
+
+
+def build_loss(model: SentenceTransformer, settings: UnsupArguments, seed: int) -> GSInfoNCELoss:
+    """Return the loss that the settings describe."""
+    if settings.similarity not in SIMILARITIES:
+        raise ValueError(f"--similarity must be cos or dot, got {settings.similarity!r}")
+    return GSInfoNCELoss(
+        model,
+        scale=settings.scale,
+        noise_ratio=settings.noise_ratio,
+        noise_size=settings.noise_size,
+        noise_weight=settings.noise_weight,
+        noise_mean=settings.noise_mean,
+        noise_std=settings.noise_std,
+        noise=settings.noise,  # type: ignore[arg-type]  # checked by the loss
+        virtual_cosine=settings.virtual_cosine,
+        seed=seed if settings.noise_seed is None else settings.noise_seed,
+        similarity_fct=SIMILARITIES[settings.similarity],
+        gather_across_devices=settings.gather_across_devices,
+    )
+
+
+def main() -> None:
+    """Load, evaluate, train, evaluate, save."""
+    settings, arguments = parse_arguments()
+    main_process = arguments.process_index == 0
+    run, encoder_folder = Path(settings.output), Path(settings.output) / "encoder"
+    if encoder_folder.exists() and not settings.overwrite:
+        raise FileExistsError(
+            f"{encoder_folder} holds the encoder of a finished run: choose another --output, or --overwrite"
+        )
+    if settings.resume:
+        arguments.resume_from_checkpoint = last_checkpoint(Path(arguments.output_dir))
+    set_seed(arguments.seed)
+
+    corpus = load_sentences(
+        settings.corpus, column=settings.column, max_sentences=settings.max_sentences
+    )
+    evaluator = None
+    if settings.eval_data != "none":
+        folder = None if settings.eval_data == "hub" else settings.eval_data
+        evaluator = STSEvaluator(data_dir=folder)
+    model = build_encoder(
+        settings.model,
+        pooling=None if settings.pooling == "model" else settings.pooling,
+        max_seq_length=settings.max_seq_length,
+        dropout=settings.dropout,
+        head=settings.head,
+        seed=arguments.seed,
+        device="cpu" if arguments.use_cpu else None,
+    )
+    trainer = build_trainer(
+        model,
+        corpus.sentences,
+        arguments,
+        loss=build_loss(model, settings, arguments.seed),
+        evaluator=evaluator,
+        overwrite=settings.overwrite,
+    )
+    if main_process:
+        print(f"{settings.corpus}: {corpus.report}")
+        write_settings(run / "run.json", settings, arguments, trainer.loss.get_config_dict())
+    before = evaluator(model)[evaluator.primary_metric] if evaluator else None
+    if before is not None and main_process:
+        print(f"STS-B dev before training: {100 * before:.2f}", flush=True)
+    trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+
+    after = evaluator(model)[evaluator.primary_metric] if evaluator else None
+    if not main_process:
+        return
+    if settings.overwrite:
+        shutil.rmtree(encoder_folder, ignore_errors=True)
+    save_encoder(model, encoder_folder)
+    if before is not None and after is not None:
+        best = trainer.state.best_model_checkpoint
+        step = f" (step {best.rsplit('-', 1)[-1]}, the best)" if best else ""
+        print(
+            f"STS-B dev after training{step}: {100 * after:.2f}, {100 * (after - before):+.2f} points"
+        )
+    print(f"Saved to {encoder_folder}: SentenceTransformer({str(encoder_folder)!r}) loads it.")
+
+
+def last_checkpoint(folder: Path) -> str:
+    """Return the newest checkpoint's folder."""
+    found = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    if found is None:
+        raise FileNotFoundError(
+            f"--resume: {folder} holds no checkpoint; leave --resume out to start"
+        )
+    return str(found)
+
+
+def write_settings(
+    path: Path,
+    settings: UnsupArguments,
+    arguments: SentenceTransformerTrainingArguments,
+    loss: dict[str, Any],
+) -> None:
+    """Keep what the run was started with beside its results."""
+    record = {"settings": asdict(settings), "loss": loss, "trainer": arguments.to_sanitized_dict()}
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,316 @@
+"""Compose encoder, collator, loss and evaluator into a SentenceTransformerTrainer that checks its input."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from datasets import Dataset, IterableDataset
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.base.evaluation import BaseEvaluator
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from st_gsinfonce.collator import SimCSEDataCollator
+from st_gsinfonce.encoder import has_head
+from st_gsinfonce.losses import GSInfoNCELoss
+
+LossFactory = Callable[[SentenceTransformer], nn.Module]
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+
+DIGEST_FILE = "weights.sha256"
+
+
+def build_trainer(
+    model: SentenceTransformer,
+    sentences: Sequence[str] | Dataset | IterableDataset,
+    args: SentenceTransformerTrainingArguments,
+    *,
+    loss: nn.Module | LossFactory | None = None,
+    evaluator: BaseEvaluator | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    overwrite: bool = False,
+) -> SentenceTransformerTrainer:
+    """Return a Trainer that trains the encoder on single sentences by unsupervised SimCSE.
+
+    It is sentence-transformers' own Trainer, with four additions: the noise is keyed by the optimizer
+    step, so that a resumed run draws what the uninterrupted one would have; the best checkpoint's
+    weights are checked to be the ones that end up in the model; a model trained in half precision
+    encodes in full precision afterwards; and wrong input is found before the training starts.
+
+    Args:
+        model: The encoder, usually of :func:`~st_gsinfonce.encoder.build_encoder`.
+        sentences: Strings, or a dataset with one column of them.
+        args: The Trainer's arguments. With ``resume_from_checkpoint`` set, the output folder may hold
+            the run to go on with; give the same value to ``train``.
+        loss: Any loss on (anchor, positive) pairs, or a function of the model that makes one. None is
+            ``GSInfoNCELoss(model, seed=args.seed)``.
+        evaluator: For evaluation while training, and to choose the best checkpoint.
+        callbacks: Further callbacks.
+        overwrite: Delete the checkpoints of an earlier run in the output folder.
+
+    Raises:
+        ValueError: For sentences that are no text (names the row), fewer of them than one batch, all the
+            same, a dataset with several columns or one taken for labels, a model without dropout, or
+            ``push_to_hub`` while the model has its train-only head.
+        FileExistsError: If the output folder holds something and neither resuming nor ``overwrite``
+            is asked for.
+        OSError: If the output folder cannot be written.
+    """
+    dataset = _as_dataset(sentences)
+    if isinstance(dataset, Dataset):
+        _check_sentences(dataset, args.train_batch_size * args.world_size)
+    if args.push_to_hub and has_head(model):
+        raise ValueError(
+            "push_to_hub=True would publish checkpoints with the train-only head, which "
+            "sentence-transformers alone does not load: train with push_to_hub=False, then push what "
+            "strip_head(model) returns"
+        )
+    if not makes_two_views(model):
+        raise ValueError(
+            "the model has no dropout, so both views of a sentence would be the same and there is "
+            "nothing to learn: build_encoder(..., dropout=0.1), or another model"
+        )
+    _check_output(Path(args.output_dir or "."), args, overwrite=overwrite)
+    trainer = SentenceTransformerTrainer(
+        model=model,
+        args=args,
+        train_dataset=dataset,
+        loss=GSInfoNCELoss(model, seed=args.seed) if loss is None else loss,
+        evaluator=evaluator,
+        data_collator=SimCSEDataCollator(model.preprocess, prompts=args.prompts),
+        # Ours first: others that evaluate at the end then meet the right weights in full precision.
+        callbacks=[FullPrecisionCallback(), BestWeightsCallback(), *callbacks],
+    )
+    trainer.add_callback(NoiseStepCallback(trainer.loss))
+    return trainer
+
+
+class NoiseStepCallback(TrainerCallback):
+    """Key the noise of every GS-InfoNCE loss by the optimizer step, so that resuming is exact.
+
+    Args:
+        loss: The Trainer's loss, or its dict of losses; losses inside of other losses are found.
+    """
+
+    def __init__(self, loss: nn.Module | dict[str, nn.Module]) -> None:
+        losses = loss.values() if isinstance(loss, dict) else [loss]
+        self.losses = [m for loss in losses for m in loss.modules() if isinstance(m, GSInfoNCELoss)]
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell the losses how many steps are done."""
+        for loss in self.losses:
+            loss.set_step(state.global_step)
+
+
+class FullPrecisionCallback(TrainerCallback):
+    """Leave the model as it came: after training in bf16 or fp16 it would encode in that for ever.
+
+    The Trainer wraps the model's forward pass in autocast and leaves it so. The encoder in memory then
+    gives other vectors than the same encoder loaded from disk.
+    """
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take the wrapper off."""
+        if model is not None:
+            extract_model_from_parallel(model, keep_fp32_wrapper=False)
+
+
+class BestWeightsCallback(TrainerCallback):
+    """Check that the model ends with the best checkpoint's weights when the Trainer was to load them.
+
+    sentence-transformers logs and goes on when that loading fails, and the last weights pass for the
+    best. A digest of the weights is kept in each checkpoint to tell them apart.
+    """
+
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write the digest of the weights into the checkpoint."""
+        folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"
+        if model is not None and args.load_best_model_at_end and state.is_world_process_zero:
+            if folder.is_dir():
+                (folder / DIGEST_FILE).write_text(weights_digest(model) + "\n")
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Compare the digests.
+
+        Raises:
+            RuntimeError: If the model does not hold the best checkpoint's weights.
+        """
+        best = state.best_model_checkpoint
+        if model is None or best is None or not args.load_best_model_at_end:
+            return
+        digest = Path(best) / DIGEST_FILE
+        if state.is_world_process_zero and digest.is_file():
+            if digest.read_text().strip() != weights_digest(model):
+                raise RuntimeError(
+                    f"the best checkpoint, {best} (score {state.best_metric}), could not be loaded into "
+                    "the model, which holds the last step's weights: see the error logged above; the "
+                    "checkpoint is still there, and strip_head(checkpoint, output) makes an encoder of it"
+                )
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return the sha256 of all weights with their names, types and shapes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def makes_two_views(model: SentenceTransformer) -> bool:
+    """Say whether two passes over a text in training mode differ, as SimCSE needs; no RNG is touched."""
+    devices = [model.device] if model.device.type == "cuda" else []
+    mode = model.training
+    model.train()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            features = model.preprocess(["two views of one text"] * 8)
+            features = {
+                key: value.to(model.device) if isinstance(value, torch.Tensor) else value
+                for key, value in features.items()
+            }
+            views = model(features)["sentence_embedding"]  # (8, D)
+    finally:
+        model.train(mode)
+    return not torch.equal(views[:-1], views[1:])
+
+
+def precision_arguments(precision: Precision = "auto") -> dict[str, bool]:
+    """Return the Trainer's arguments ``bf16``, ``fp16`` and ``use_cpu`` for a precision.
+
+    "auto" is bfloat16 where the hardware computes it fast: on NVIDIA GPUs from Ampere on, and on CPUs
+    with AVX512-BF16 or AMX, where torch can tell; float16 on older GPUs; else float32. The master
+    weights stay float32 in all of them, and so does the loss.
+
+    Args:
+        precision: "auto", "bf16", "fp16" or "fp32".
+
+    Raises:
+        ValueError: For another name, or fp16 without a GPU.
+    """
+    if precision not in ("auto", "bf16", "fp16", "fp32"):
+        raise ValueError(f'precision must be "auto", "bf16", "fp16" or "fp32", got {precision!r}')
+    gpu = torch.cuda.is_available()
+    if precision == "fp16" and not gpu:
+        raise ValueError('precision "fp16" needs a GPU: use "auto", "bf16" or "fp32"')
+    if precision == "auto":
+        precision = _fast_precision(gpu)
+    chosen = {"bf16": precision == "bf16", "fp16": precision == "fp16"}
+    return chosen if gpu or precision != "bf16" else chosen | {"use_cpu": True}
+
+
+def _fast_precision(gpu: bool) -> Precision:
+    if gpu:
+        return "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "fp16"
+    if torch.backends.mps.is_available():
+        return "fp32"
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "fp32"
+
+
+def _as_dataset(sentences: Sequence[str] | Dataset | IterableDataset) -> Dataset | IterableDataset:
+    if isinstance(sentences, (Dataset, IterableDataset)):
+        return sentences
+    if isinstance(sentences, str):
+        raise ValueError("sentences must be a list of strings, got one string")
+    for row, sentence in enumerate(sentences, start=1):
+        if not isinstance(sentence, str):
+            raise ValueError(f"sentence {row} is {sentence!r}, not a string: see load_sentences")
+    return Dataset.from_dict({"text": list(sentences)})
+
+
+def _check_sentences(dataset: Dataset, batch_size: int) -> None:
+    columns = dataset.column_names
+    if len(columns) != 1:
+        raise ValueError(
+            f"the dataset has the columns {columns}, but SimCSE trains on one column of texts: keep it "
+            'with dataset.select_columns("text")'
+        )
+    column = columns[0]
+    if column in ("label", "labels", "score", "scores"):
+        raise ValueError(
+            f"the Trainer takes a column named {column!r} for labels: "
+            f'dataset.rename_column({column!r}, "text")'
+        )
+    distinct: set[str] = set()
+    for row, sentence in enumerate(_column(dataset, column), start=1):
+        if not isinstance(sentence, str) or not sentence.strip():
+            raise ValueError(
+                f"column {column!r}, row {row} is {sentence!r}, not a text: load_sentences drops such "
+                "rows and says which"
+            )
+        if len(distinct) < 2:
+            distinct.add(sentence)
+    if len(dataset) < batch_size:
+        raise ValueError(
+            f"{len(dataset)} sentences are fewer than one batch of {batch_size}: give more sentences or "
+            "a smaller per_device_train_batch_size"
+        )
+    if len(distinct) < 2:
+        raise ValueError(
+            f"all {len(dataset)} sentences are the same, so there is no negative: give distinct ones"
+        )
+
+
+def _column(dataset: Dataset, column: str) -> Iterator[object]:
+    for batch in dataset.iter(batch_size=1000):
+        yield from batch[column]
+
+
+def _check_output(
+    folder: Path, args: SentenceTransformerTrainingArguments, *, overwrite: bool
+) -> None:
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    if entries and overwrite:
+        for entry in entries:
+            if entry.name.startswith("checkpoint-") and entry.is_dir():
+                shutil.rmtree(entry)
+    elif entries and not args.resume_from_checkpoint:
+        raise FileExistsError(
+            f"output_dir {folder} holds {entries[0].name}"
+            f"{' and more' if len(entries) > 1 else ''}, perhaps of another run: choose another folder, "
+            "resume (resume_from_checkpoint), or overwrite"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"output_dir {os.fspath(folder)} cannot be written: {error.strerror}"
+        ) from error
