@@ -35,6 +35,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch import Tensor, nn  # noqa: E402
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast  # noqa: E402
 
+# The tiny encoder gains nothing from threads, and waits for them where other work has the cores.
+torch.set_num_threads(1)
+
 NOUNS = "cat dog bird fish horse child woman man teacher river house garden city road train".split()
 VERBS = "sees likes follows finds hears helps paints builds watches remembers".split()
 ADJECTIVES = "old new small large red green quiet happy wooden distant".split()
@@ -215,7 +218,8 @@ def train(training_arguments: TrainingArguments) -> Callable[..., list[float]]:
 
 
 ENCODE_ELSEWHERE = """
-import json, sys
+import json, sys, torch
+torch.set_num_threads(1)
 sys.modules["st_gsinfonce"] = None  # from here on its import fails
 answers, sys.stdout = sys.stdout, sys.stderr
 from sentence_transformers import SentenceTransformer
