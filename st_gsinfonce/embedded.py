@@ -34,6 +34,7 @@ _BULLET = re.compile(r"(?:[-*+•]|\d{1,2}[.)]|\([0-9a-z]{1,2}\)|[a-z]\))\s+")
 _MARKED = re.compile(r">>>|\.\.\.(?:\s|$)|\.\. |:[a-z]+[^:]*:|@|#|\$|%|--?\w|[|+]")
 _COLUMNS = re.compile(r"\S {3,}\S|\t|\s--\s.*\s--\s")
 _CODE = re.compile(
+    r"^(?:Args|Arguments|Parameters|Attributes|Returns|Raises|Yields|Options)\s*:|"
     r"::|>>>|->|=>|<-|--\w|[=!<>]=|\w=\S|\s[=<>|+/^%]\s|[{}\\|<>~^$@]|\w\(\w*[,=]|\(\)\.\w|\.\.\.\w|_{3,}"
     r"|https?:|www\.|\w\[[\w:]|[\[(]\s|\s[\])]|\*\w|\d\.\d+\.\d|%\w|;\s*$|[/#]\w+/|\"\"|''|\s[,;]"
 )
@@ -247,6 +248,9 @@ def _pair(paragraphs: list[str]) -> Iterator[tuple[str, str]]:
     summary, *body = [*_sentences(paragraphs[0])] or [""]
     for paragraph in paragraphs[1:]:
         body.extend(_sentences(paragraph))
+    body = [
+        sentence for sentence in body if _key(sentence) != _key(summary)
+    ]  # no query in its answer
     if summary and body:
         ends = accumulate(len(sentence.split()) for sentence in body)
         length = max(1, sum(end <= _MAX_WORDS for end in ends))

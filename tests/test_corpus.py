@@ -329,6 +329,12 @@ def test_other_encodings_when_asked_for(encoding: str, tmp_path: Path) -> None:
     assert load_sentences(path, encoding=encoding).sentences == texts
 
 
+def test_a_quote_in_a_tsv_is_a_plain_character(tmp_path: Path) -> None:
+    texts = ['"Yes" was the answer.', '"An open quote', 'And the end"']
+    path = write(tmp_path / "a.tsv", "\n".join(["text", *texts]))
+    assert load_sentences(path).sentences == texts
+
+
 def test_rows_are_numbered_as_in_an_editor(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'text,n\n"first\nline",1\n,2\nlast,3\nshort\n')
     corpus = load_sentences(path, column="text")

@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,11 @@ def test_nothing_held_out_is_trained_on(corpus: EmbeddedCorpus) -> None:
         assert key(summary) not in train
         pieces = re.split(r"(?<=[.!?]) ", body)
         assert not train & {key(piece) for piece in [body, *pieces] if len(piece.split()) >= 4}
+
+
+def test_no_body_gives_its_summary_away(corpus: EmbeddedCorpus) -> None:
+    for summary, body in corpus.heldout_pairs:
+        assert key(summary) not in map(key, re.split(r"(?<=[.!?]) ", body))
 
 
 def test_nothing_comes_twice(corpus: EmbeddedCorpus) -> None:
@@ -202,6 +208,24 @@ def test_sources_in_other_encodings_are_read(tmp_path: Path) -> None:
     source = '# -*- coding: latin-1 -*-\n"""The bear in German is Bär in short."""'
     (tmp_path / "abc.py").write_bytes(source.encode("latin-1"))
     assert embedded_corpus(tmp_path).train_sentences == ("The bear in German is Bär in short.",)
+
+
+def test_the_order_of_the_file_system_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["json/a.py", "json/b.py", "abc.py", "random.py", "zipfile/c.py"]
+    modules = {n: f'"""The name of this module is {n[:-3].replace("/", " ")}."""' for n in names}
+    forwards = embedded_corpus(library(tmp_path, modules))
+    walk = os.walk
+
+    def backwards(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for parent, folders, files in walk(top):
+            folders.sort(reverse=True)
+            yield parent, folders, sorted(files, reverse=True)
+
+    monkeypatch.setattr(os, "walk", backwards)
+    assert embedded_corpus(tmp_path) == forwards
+    assert len(forwards.train_sentences) > 1
 
 
 def test_sources_are_not_run(tmp_path: Path) -> None:
