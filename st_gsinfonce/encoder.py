@@ -314,11 +314,17 @@ def load_encoder(model_name_or_path: str | PathLike[str], **kwargs: Any) -> Sent
             return model
         return SentenceTransformer(name, **kwargs)
     except OSError as error:
-        raise OSError(
-            f"the model {name!r} is neither a folder with an encoder nor a model of the hub that can be "
-            "reached. Offline, give the path of a folder, or download it once where there is a network "
-            f"(hf download {name}) and set HF_HUB_OFFLINE=1. The loader says: {error}"
-        ) from error
+        raise OSError(_not_found(name, error)) from error
+
+
+def _not_found(name: str, error: OSError) -> str:
+    if os.path.isabs(name) or name.startswith("."):
+        return f"{name} is no folder with an encoder. The loader says: {error}"
+    return (
+        f"the model {name!r} is neither a folder with an encoder nor a model of the hub that can be "
+        "reached. Offline, give the path of a folder, or download it once where there is a network "
+        f"(hf download {name}) and set HF_HUB_OFFLINE=1. The loader says: {error}"
+    )
 
 
 def _dropout_fields(model: SentenceTransformer, name: str) -> list[str]:

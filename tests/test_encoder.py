@@ -279,14 +279,18 @@ def test_a_projecting_encoder_keeps_its_own_pooling(dense_encoder: Path) -> None
     assert model(model.preprocess(TEXTS))["sentence_embedding"].shape == (6, 16)
 
 
-@pytest.mark.parametrize("name", ["{tmp_path}/nothing-here", "nobody/no-such-encoder"])
-def test_a_model_that_is_not_there_is_named_with_what_to_do_offline(
-    tmp_path: Path, name: str
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{tmp_path}/nothing-here", "{tmp_path}/nothing-here is no folder with an encoder"),
+        ("nobody/no-such-encoder", "'nobody/no-such-encoder'.*HF_HUB_OFFLINE=1"),
+    ],
+)
+def test_a_model_that_is_not_there_is_named_with_what_to_do(
+    tmp_path: Path, name: str, message: str
 ) -> None:
-    name = name.format(tmp_path=tmp_path)
-    with pytest.raises(OSError, match="HF_HUB_OFFLINE=1") as caught:
-        build_encoder(name)
-    assert repr(name) in str(caught.value)
+    with pytest.raises(OSError, match=message.format(tmp_path=tmp_path)):
+        build_encoder(name.format(tmp_path=tmp_path))
 
 
 # Stripping
