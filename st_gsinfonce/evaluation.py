@@ -150,7 +150,7 @@ def evaluate_sts(
 
 
 class STSEvaluator(EmbeddingSimilarityEvaluator):
-    """Scores an encoder on one STS split while it trains; without MTEB, with the same number.
+    """Scores an encoder on one STS split while it trains, without MTEB, as MTEB does.
 
     By default on the validation split of STSBenchmark, by which SimCSE and GS-InfoNCE choose their
     checkpoint every 125 steps. Pass it to the Trainer as ``evaluator``, with
