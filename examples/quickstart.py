@@ -11,10 +11,11 @@ measured on held-out documentation: does the summary line of a docstring find th
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from transformers import HfArgumentParser, set_seed
+from transformers.utils import logging
 
 from st_gsinfonce import (
     STSEvaluator,
@@ -33,6 +35,7 @@ from st_gsinfonce import (
     precision_arguments,
     save_encoder,
 )
+from st_gsinfonce.provenance import describe_run
 
 QUERY = "How do I run a command and read what it printed?"
 
@@ -50,6 +53,9 @@ class QuickstartArguments:
     sts_data: str | None = field(
         default=None,
         metadata={"help": "Folder with STSBenchmark/validation.jsonl: evaluate on it too."},
+    )
+    json: str | None = field(
+        default=None, metadata={"help": "New file for the scores and how they were made."}
     )
     precision: str = field(default="auto", metadata={"help": "auto, bf16, fp16 or fp32."})
     seed: int = field(default=42, metadata={"help": "Of batches, dropout, head and noise."})
@@ -105,6 +111,7 @@ def main() -> None:
         )
     precision = precision_arguments(settings.precision)
     set_seed(settings.seed)
+    logging.disable_progress_bar()  # of loading and saving; the training's own bar stays
 
     corpus = embedded_corpus()
     print(
@@ -133,7 +140,7 @@ def main() -> None:
             **precision,
         )
         trainer = build_trainer(model, corpus.train_sentences, arguments)
-        trainer.train()
+        training = trainer.train()
 
     after = measure("after: [CLS], GS-InfoNCE", model)
     measure("for reference: as published, mean-pooled", load_reference(model))
@@ -146,6 +153,20 @@ def main() -> None:
         raise RuntimeError(
             f"the encoder reloaded from {output} gives other vectors than the trained one"
         )
+
+    if settings.json:
+        record = {
+            **describe_run(),
+            "settings": asdict(settings) | precision,
+            "loss": trainer.loss.get_config_dict(),
+            "steps": training.global_step,
+            "seconds": {
+                "training": round(training.metrics["train_runtime"], 1),
+                "all": round(time.perf_counter() - started, 1),
+            },
+            "scores": dict(measure.rows),
+        }
+        Path(settings.json).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
     print(f"\n{measure.table()}\n")
     print("Scores x 100; texts are cut to 32 tokens.")

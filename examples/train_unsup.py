@@ -23,6 +23,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraini
 from sentence_transformers.util import cos_sim, dot_score
 from transformers import HfArgumentParser, set_seed
 from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import logging
 
 from st_gsinfonce import (
     GSInfoNCELoss,
@@ -33,6 +34,7 @@ from st_gsinfonce import (
     precision_arguments,
     save_encoder,
 )
+from st_gsinfonce.provenance import describe_run
 
 SIMILARITIES = {"cos": cos_sim, "dot": dot_score}
 
@@ -156,6 +158,7 @@ def main() -> None:
     if settings.resume:
         arguments.resume_from_checkpoint = last_checkpoint(Path(arguments.output_dir))
     set_seed(arguments.seed)
+    logging.disable_progress_bar()  # of loading and saving; the training's own bar stays
 
     corpus = load_sentences(
         settings.corpus, column=settings.column, max_sentences=settings.max_sentences
@@ -221,7 +224,12 @@ def write_settings(
     loss: dict[str, Any],
 ) -> None:
     """Keep what the run was started with beside its results."""
-    record = {"settings": asdict(settings), "loss": loss, "trainer": arguments.to_sanitized_dict()}
+    record = {
+        **describe_run(),
+        "settings": asdict(settings),
+        "loss": loss,
+        "trainer": arguments.to_sanitized_dict(),
+    }
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

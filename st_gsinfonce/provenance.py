@@ -1,0 +1,63 @@
+"""Where and with what a number was made, to be kept beside it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = (
+    "st_gsinfonce",
+    "sentence-transformers",
+    "transformers",
+    "torch",
+    "datasets",
+    "mteb",
+    "numpy",
+)
+
+
+def describe_run() -> dict[str, Any]:
+    """Return the command, date, versions and hardware of this process, ready for JSON.
+
+    The command is what the user typed after ``python``; no user, host or folder is added to it.
+    """
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "hardware": {
+            "cpu": _cpu_model(),
+            "cores": os.cpu_count(),
+            "torch_threads": torch.get_num_threads(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "system": f"{platform.system()} {platform.machine()}",
+        },
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # an optional one
+            continue
+    return found
+
+
+def _cpu_model() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
