@@ -13,9 +13,7 @@ Sources:
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +21,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -34,6 +31,7 @@ from st_gsinfonce.sts_encoding import (
     fingerprint,
     is_main_process,
     pooling_mode,
+    random_states_kept,
     task_prompt,
 )
 from st_gsinfonce.sts_results import STSResults, model_name, record_in_model_card
@@ -100,7 +98,8 @@ def evaluate_sts(
             model).
 
     Warns:
-        UserWarning: If a split does not have the published number of pairs.
+        UserWarning: If a split does not have the published number of pairs. MTEB itself warns that
+            STSBenchmark has a second version; published tables hold the first, which is scored here.
 
     Example:
         >>> results = evaluate_sts(model, data_dir="sts")  # doctest: +SKIP
@@ -109,7 +108,7 @@ def evaluate_sts(
     weights_hash = fingerprint(model)
     name = model_name(name, weights_hash)
     revision = revision or weights_hash
-    with _random_states_kept(model):  # MTEB seeds the global generators as it builds tasks
+    with random_states_kept(model):  # MTEB seeds the global generators as it builds tasks
         mteb = _import_mteb()
         loaded = [_mteb_task(mteb, task, data_dir) for task in tasks]
         if not loaded:
@@ -395,15 +394,3 @@ def _model_meta(model: SentenceTransformer, name: str, revision: str) -> Any:
             else None,
         }
     )
-
-
-@contextmanager
-def _random_states_kept(model: SentenceTransformer) -> Iterator[None]:
-    states = random.getstate(), np.random.get_state()
-    devices = [model.device] if model.device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])

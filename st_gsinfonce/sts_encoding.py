@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,6 +120,19 @@ def fingerprint(model: SentenceTransformer) -> str:
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         digest.update(memoryview(raw.numpy()))
     return digest.hexdigest()[:40]
+
+
+@contextmanager
+def random_states_kept(model: SentenceTransformer) -> Iterator[None]:
+    """Put the global generators of Python, NumPy, torch and the model's device back afterwards."""
+    states = random.getstate(), np.random.get_state()
+    devices = [model.device] if model.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def is_main_process() -> bool:
