@@ -114,6 +114,7 @@ def test_fit(
     monkeypatch: pytest.MonkeyPatch,
     method: str,
 ) -> None:
+    torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)  # fit leaves its checkpoints folder where it is called
     loss = GSInfoNCELoss(model, seed=0)
     losses = record_losses(loss)
