@@ -321,12 +321,15 @@ def test_values_known_on_paper(dtype: torch.dtype, relative: float) -> None:
 @pytest.mark.parametrize("scale", [1.0, 20.0, 1000.0])
 def test_one_anchor(dtype: torch.dtype, scale: float) -> None:
     batch = Batch.make(1, 3, 16, dtype=dtype)
-    loss, gradients = ours(batch, noise=None, scale=scale)
+    with torch.autograd.set_detect_anomaly(True):  # no NaN on the way either
+        loss, gradients = ours(batch, noise=None, scale=scale)
     assert loss == 0
     assert all((gradient == 0).all() for gradient in gradients)
     assert value(batch, scale=1.0) > 0
     assert value(batch, noise=None, log_noise_mass=0.0, scale=1.0) > 0
     assert value(batch, noise=None, log_noise_mass=-math.inf, scale=scale) == 0
+    against = Batch(batch.anchors, -1e6 * batch.anchors, batch.noise)
+    assert value(against, noise=None, similarity=lambda a, b: a @ b.T, scale=scale) == 0
 
 
 batches = st.builds(
@@ -507,6 +510,13 @@ def test_hard_input_stays_finite(dtype: torch.dtype, norm: float, scale: float) 
             assert all(np.abs(gradient).max() > 0 for gradient in gradients)
 
 
+@pytest.mark.parametrize("length", [1e-8, 1e4])
+def test_lengths_do_not_matter(length: float) -> None:
+    batch = Batch.make(7, 21, 64, dtype=torch.float32)
+    other = Batch(length * batch.anchors, batch.candidates / length, length * batch.noise)
+    assert value(other) == pytest.approx(value(batch), rel=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     low = Batch.make(8, 24, 64, dtype=dtype)
@@ -663,6 +673,12 @@ def test_noise_is_standard_normal_and_independent(device: str) -> None:
     for lag in (1, NOISE_BLOCK_ROWS):  # from one vector, and from one block, to the next
         correlation = np.corrcoef(noise[:-lag].ravel(), noise[lag:].ravel())[0, 1]
         assert abs(correlation) < 4 / math.sqrt(noise.size)
+
+
+def test_no_draw_is_infinite() -> None:
+    # These two draw a uniform number of exactly 0, whose logarithm is none.
+    for seed in (94, 110):
+        assert draw_noise(NoiseKey(seed, 0, 0), NOISE_BLOCK_ROWS, 512).isfinite().all()
 
 
 def test_mean_and_standard_deviation() -> None:
