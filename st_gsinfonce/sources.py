@@ -5,21 +5,18 @@ Nothing is judged or cleaned here, and nothing executable is loaded.
 
 from __future__ import annotations
 
-import codecs
 import csv
-import gzip
-import io
 import json
 import logging
 import os
 import re
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from st_gsinfonce.textfiles import EMPTY, check_text, open_text
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +28,6 @@ _USUAL_COLUMNS = ("text", "sentence")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _STRING_TYPES = ("string", "large_string", "string_view")
 _ALLOWED = ", ".join(FILE_TYPES)
-_MAGIC = re.compile(
-    rb"\x1f\x8b|PK\x03\x04|PAR1|ARROW1|%PDF-|\x89PNG|\xff\xd8\xff|\x7fELF|SQLite format 3|\x93NUMPY"
-)
-_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1a\x80-\xff]")
-_EMPTY = "{} is empty; give a file with sentences"
-_MAX_NULS = 0.2  # share of NUL bytes from which a file isn't text
 _MAX_CELL = 2**31 - 1  # the most that csv takes on every platform
 _MAX_NAME_WORDS = 3  # a lone column name with more is a sentence: the header row is missing
 _BATCH = 1000
@@ -143,10 +134,10 @@ def _open_file(path: Path, column: str | None, encoding: str, label: str = "") -
     if not path.is_file():
         raise ValueError(f"{path} is neither a regular file nor a folder")
     if not path.stat().st_size:
-        raise ValueError(_EMPTY.format(path))
+        raise ValueError(EMPTY.format(path))
     if suffix == ".parquet":
         return _choose(str(path), _parquet_table(path), column, label)
-    _check_text(path, encoding)
+    check_text(path, encoding)
     if suffix in (".csv", ".tsv"):
         return _choose(str(path), _csv_table(path, encoding, suffix, column), column, label)
     if suffix == ".jsonl":
@@ -195,70 +186,8 @@ def _listed(names: Iterable[object]) -> str:
 # Text files
 
 
-@contextmanager
-def _bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, unpacked, and name it in what goes wrong while it is unpacked."""
-    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
-    try:
-        with opener(path, "rb") as stream:
-            yield stream
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is a broken gzip file: {error}") from error
-
-
-@contextmanager
-def _text(path: Path, encoding: str, newline: str) -> Iterator[IO[str]]:
-    """Open a text file, and name the file and line of what can't be decoded while it is read."""
-    if codecs.lookup(encoding).name == "utf-8":
-        encoding = "utf-8-sig"
-    try:
-        with _bytes(path) as stream:
-            yield io.TextIOWrapper(stream, encoding=encoding, newline=newline)
-    except UnicodeDecodeError as error:
-        raise UnicodeError(
-            f"{path} isn't {encoding.removesuffix('-sig')} text: {_locate(path, encoding)}; say which "
-            'encoding it has, for instance encoding="cp1252", or save it as UTF-8'
-        ) from error
-
-
-def _locate(path: Path, encoding: str) -> str:
-    """Return where the first byte stands that can't be decoded."""
-    decoder = codecs.getincrementaldecoder(encoding)()
-    line = 1
-    with _bytes(path) as stream:
-        while True:
-            chunk = stream.read(1 << 16)
-            try:
-                decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError as error:
-                line += error.object.count(b"\n", 0, error.start)
-                return f"byte 0x{error.object[error.start]:02x} in line {line:,}"
-            if not chunk:
-                return f"near line {line:,}"
-            line += chunk.count(b"\n")
-
-
-def _check_text(path: Path, encoding: str) -> None:
-    """Raise ValueError for a file that is empty or isn't text."""
-    with _bytes(path) as stream:
-        head = stream.read(4096)
-    if not head:
-        raise ValueError(_EMPTY.format(path))
-    if "a".encode(encoding) != b"a":
-        return  # UTF-16 and its like: there NUL bytes are ordinary
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise UnicodeError(f'{path} begins as UTF-16 text does; pass encoding="utf-16"')
-    magic = _MAGIC.match(head)
-    if magic and _NO_TEXT.search(head) or head.count(0) >= _MAX_NULS * len(head):
-        signs = f"it begins with {magic[0]!r}" if magic else "many NUL bytes"
-        raise ValueError(
-            f"{path} is binary ({signs}), not text; give text, or its encoding= if it is text in an "
-            "encoding such as utf-16-le"
-        )
-
-
 def _lines(path: Path, encoding: str) -> Rows:
-    with _text(path, encoding, newline="\n") as stream:
+    with open_text(path, encoding, newline="\n") as stream:
         yield from enumerate(stream, 1)
 
 
@@ -294,7 +223,7 @@ def _csv_rows(path: Path, encoding: str, suffix: str) -> Iterator[tuple[int, lis
     tabs = suffix == ".tsv"
     before = csv.field_size_limit(_MAX_CELL)
     try:
-        with _text(path, encoding, newline="") as stream:
+        with open_text(path, encoding, newline="") as stream:
             reader = csv.reader(
                 stream,
                 delimiter="\t" if tabs else ",",

@@ -29,6 +29,7 @@ NAMED_TUPLE = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
 ALLOWED = {
     "losses": {"columns", "objective"},
     "corpus": {"sources"},
+    "sources": {"textfiles"},
     "evaluation": {"sts_data", "sts_encoding", "sts_results"},
     "training": {"collator", "encoder", "losses", "corpus", "recipes", "evaluation"},
     "experiments": {"training", "recipes", "analysis", "evaluation"},
