@@ -1,5 +1,6 @@
 """Unsupervised sentence encoders with GS-InfoNCE, as a sentence-transformers plugin."""
 
+from st_gsinfonce.cached import CachedGSInfoNCELoss
 from st_gsinfonce.collator import SimCSEDataCollator
 from st_gsinfonce.corpus import load_sentences
 from st_gsinfonce.embedded import embedded_corpus
@@ -21,12 +22,14 @@ from st_gsinfonce.evaluation import (
 )
 from st_gsinfonce.losses import GSInfoNCELoss
 from st_gsinfonce.objective import expected_log_noise_mass, gs_infonce
+from st_gsinfonce.streamed import gs_infonce_streamed
 from st_gsinfonce.training import NoiseStepCallback, build_trainer, precision_arguments
 
 __version__ = "0.1.0"
 
 __all__ = [
     "STS_TASKS",
+    "CachedGSInfoNCELoss",
     "GSInfoNCELoss",
     "NoiseStepCallback",
     "ProjectionHead",
@@ -41,6 +44,7 @@ __all__ = [
     "evaluate_sts",
     "expected_log_noise_mass",
     "gs_infonce",
+    "gs_infonce_streamed",
     "has_head",
     "load_encoder",
     "load_sentences",

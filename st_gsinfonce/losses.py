@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -14,36 +14,27 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import (
     all_gather_with_grad,
     cos_sim,
+    dot_score,
     get_rank,
     similarity_fct_name,
 )
 from torch import Tensor, nn
 
 from st_gsinfonce import objective
+from st_gsinfonce.citations import GS_INFONCE, SIMCSE
 from st_gsinfonce.columns import Features, merge_columns
-from st_gsinfonce.objective import GSInfoNCEStatistics, NoiseKey, Similarity
+from st_gsinfonce.noise import NoiseKey, draw_noise, noise_blocks
+from st_gsinfonce.objective import GSInfoNCEStatistics, Similarity
+from st_gsinfonce.streamed import gs_infonce_streamed, inner_product
 
 DEFAULT_NOISE_RATIO = 3.0
 
-CITATION = """
-@inproceedings{wu-etal-2022-smoothed,
-    title = "Smoothed Contrastive Learning for Unsupervised Sentence Embedding",
-    author = "Wu, Xing and Gao, Chaochen and Su, Yipeng and Han, Jizhong and Wang, Zhongyuan and Hu, Songlin",
-    booktitle = "Proceedings of the 29th International Conference on Computational Linguistics",
-    year = "2022",
-    pages = "4902--4906",
-    url = "https://aclanthology.org/2022.coling-1.434",
-}
+STREAMED_FROM = 2**26
+"""From this many logits on they are not held at once: 256 MiB, which training holds several times."""
 
-@inproceedings{gao-etal-2021-simcse,
-    title = "{S}im{CSE}: Simple Contrastive Learning of Sentence Embeddings",
-    author = "Gao, Tianyu and Yao, Xingcheng and Chen, Danqi",
-    booktitle = "Proceedings of the 2021 Conference on Empirical Methods in Natural Language Processing",
-    year = "2021",
-    pages = "6894--6910",
-    url = "https://aclanthology.org/2021.emnlp-main.552",
-}
-"""
+STATISTICS_ROWS = (
+    256  # anchors that the statistics look at, so that they stay small for large batches
+)
 
 _cached_log_noise_mass = lru_cache(maxsize=256)(objective.expected_log_noise_mass)
 
@@ -99,6 +90,9 @@ class GSInfoNCELoss(nn.Module):
         merge_views: Embed columns that tokenize alike in one forward pass. ``AdaptiveLayerLoss`` and
             ``Matryoshka2dLoss`` around this loss need False, and two columns
             (:class:`~st_gsinfonce.collator.SimCSEDataCollator` makes them).
+        streamed: Compute the logits in tiles and never hold them all
+            (:func:`~st_gsinfonce.streamed.gs_infonce_streamed`). None does so for large batches, from 2**26
+            logits on. True needs cosine similarity or ``dot_score``. The loss is the same.
 
     Raises:
         ValueError: For a value out of its range or settings that exclude each other; at the first
@@ -155,6 +149,7 @@ class GSInfoNCELoss(nn.Module):
         similarity_fct: Similarity = cos_sim,
         gather_across_devices: bool = False,
         merge_views: bool = True,
+        streamed: bool | None = None,
     ) -> None:
         super().__init__()
         _require("scale", scale, "a positive number", lambda x: x > 0)
@@ -175,6 +170,11 @@ class GSInfoNCELoss(nn.Module):
                 'noise="expected" holds under cosine similarity and noise_mean=0 alone, got '
                 f"similarity_fct={similarity_fct_name(similarity_fct)} and noise_mean={noise_mean}: "
                 'use noise="sampled"'
+            )
+        if streamed and not (cosine or similarity_fct is dot_score):
+            raise ValueError(
+                "streamed=True needs cosine similarity or dot_score, got "
+                f"similarity_fct={similarity_fct_name(similarity_fct)}: use streamed=False"
             )
         if noise_ratio is not None and noise_size is not None:
             raise ValueError(
@@ -208,8 +208,12 @@ class GSInfoNCELoss(nn.Module):
         self.similarity_fct = similarity_fct
         self.gather_across_devices = gather_across_devices
         self.merge_views = merge_views
+        self.streamed = streamed
         # Our cosine where theirs is asked for: equal, but for a zero vector's gradient.
         self._similarity = objective.cos_sim if cosine else similarity_fct
+        if similarity_fct is dot_score:
+            self._similarity = inner_product
+        self._may_stream = streamed is not False and (cosine or similarity_fct is dot_score)
         self._step = 0
         self._calls = 0
         self._checked_in_mode: bool | None = None
@@ -247,9 +251,7 @@ class GSInfoNCELoss(nn.Module):
             ValueError: For fewer than two columns.
         """
         if len(embeddings) < 2:
-            raise ValueError(
-                f"the loss needs anchors and positives, got {len(embeddings)} column(s)"
-            )
+            raise ValueError(f"the loss needs anchors and positives, got {len(embeddings)} column")
         anchors, *columns = embeddings
         self._warn_if_blind(anchors, columns[0])
         offset = 0
@@ -261,20 +263,24 @@ class GSInfoNCELoss(nn.Module):
             anchors, candidates, offset, self._next_key(), self._num_noise(len(columns[0]))
         )
         if torch.is_grad_enabled():
+            looked_at = anchors[:STATISTICS_ROWS].detach()
             self._last_batch = _Batch(
-                anchors.detach(), candidates.detach(), offset, batch.key, batch.num_noise
+                looked_at, candidates.detach(), offset, batch.key, batch.num_noise
             )
+        logits = len(anchors) * (len(candidates) + batch.num_noise)
+        if self._may_stream and (self.streamed or logits >= STREAMED_FROM):
+            return gs_infonce_streamed(**self._arguments(batch, in_blocks=True))
         return objective.gs_infonce(**self._arguments(batch))
 
     @property
     def statistics(self) -> GSInfoNCEStatistics | None:
         """Similarities and noise share of the last batch with gradients; None before it.
 
-        Computed when read; a training that never reads them pays nothing.
+        Computed when read, over at most 256 of its anchors; a training that never reads them pays nothing.
         """
-        if self._last_batch is None:
+        if (batch := self._last_batch) is None:
             return None
-        return objective.gs_infonce_statistics(**self._arguments(self._last_batch))
+        return objective.gs_infonce_statistics(**self._arguments(batch))
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings as plain values, for the model card."""
@@ -291,6 +297,7 @@ class GSInfoNCELoss(nn.Module):
             "similarity_fct": similarity_fct_name(self.similarity_fct),
             "gather_across_devices": self.gather_across_devices,
             "merge_views": self.merge_views,
+            "streamed": self.streamed,
         }
 
     @property
@@ -301,7 +308,7 @@ class GSInfoNCELoss(nn.Module):
     @property
     def citation(self) -> str:
         """BibTeX of GS-InfoNCE and of SimCSE, which it smooths."""
-        return CITATION
+        return GS_INFONCE + SIMCSE
 
     def _embed(self, columns: list[Features]) -> list[Tensor]:
         if not columns:
@@ -339,22 +346,20 @@ class GSInfoNCELoss(nn.Module):
         )
 
     def _next_key(self) -> NoiseKey:
-        seed = torch.initial_seed() if self.seed is None else self.seed
-        self.seed = seed
+        if self.seed is None:
+            self.seed = torch.initial_seed()
         if not torch.is_grad_enabled():
-            return NoiseKey(seed, step=0, call=0)
-        self._calls += (
-            1  # from 1: the fixed draw of the calls without gradients is no training draw
-        )
-        return NoiseKey(seed, self._step, self._calls)
+            return NoiseKey(self.seed, step=0, call=0)
+        self._calls += 1  # from 1: the fixed draw of calls without gradients is none of training's
+        return NoiseKey(self.seed, self._step, self._calls)
 
     def _num_noise(self, batch_size: int) -> int:
         if self.noise_size is not None:
             return self.noise_size
         return 0 if self.noise_ratio is None else round(self.noise_ratio * batch_size)
 
-    def _arguments(self, batch: _Batch) -> dict[str, Any]:
-        """Return the objective's arguments, drawing the noise."""
+    def _arguments(self, batch: _Batch, in_blocks: bool = False) -> dict[str, Any]:
+        """Return the objective's arguments; noise is drawn, or a function that draws it in blocks."""
         dim = batch.anchors.shape[-1]
         arguments: dict[str, Any] = {
             "anchors": batch.anchors,
@@ -371,7 +376,8 @@ class GSInfoNCELoss(nn.Module):
             )
         elif batch.num_noise and self.noise_weight:
             arguments["noise_weight"] = self.noise_weight
-            arguments["noise"] = objective.draw_noise(
+            draw = partial(
+                noise_blocks if in_blocks else draw_noise,
                 batch.key,
                 batch.num_noise,
                 dim,
@@ -379,6 +385,7 @@ class GSInfoNCELoss(nn.Module):
                 std=self.noise_std,
                 device=batch.anchors.device,
             )
+            arguments["noise"] = draw if in_blocks else draw()
         return arguments
 
 

@@ -1,4 +1,4 @@
-r"""The Gaussian-smoothed InfoNCE loss as pure tensor maths, its noise and its closed form.
+r"""The Gaussian-smoothed InfoNCE loss as pure tensor maths, and the closed form of its noise.
 
 For anchors :math:`h_i`, candidates :math:`h^+_j` (in-batch positives, then any hard negatives), noise
 :math:`g_k` and the scale :math:`s = 1 / \tau` (the inverse temperature)
@@ -20,23 +20,19 @@ loss of 1e-4 the difference of two float32 logarithms near 20 has lost all but t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
-
-NOISE_BLOCK_ROWS = 1024
-"""Noise is defined in blocks of this many rows, each with its own key, whoever draws them."""
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
 """Maps (N, D) and (C, D) to the (N, C) matrix of similarities."""
 
 
-def _unit(vectors: Tensor) -> Tensor:
+def unit(vectors: Tensor) -> Tensor:
     """Divide rows by their length; a row too short to have a direction gets no gradient.
 
     With the usual ``x / max(|x|, eps)`` a zero row receives a gradient of 1 / eps, which ends the
@@ -56,7 +52,7 @@ def cos_sim(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         (N, C), each in [-1, 1] up to rounding; 0 where either vector is zero.
     """
-    return _unit(a) @ _unit(b).T
+    return unit(a) @ unit(b).T
 
 
 def _check_finite(name: str, value: float, *, positive: bool) -> None:
@@ -65,7 +61,18 @@ def _check_finite(name: str, value: float, *, positive: bool) -> None:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
 
-def _check_shapes(anchors: Tensor, candidates: Tensor, noise: Tensor | None, offset: int) -> None:
+def check_arguments(
+    anchors: Tensor,
+    candidates: Tensor,
+    noise: Tensor | None,
+    scale: float,
+    noise_weight: float,
+    log_noise_mass: float | None,
+    offset: int,
+) -> None:
+    """Raise ValueError for what :func:`gs_infonce` does not take."""
+    _check_finite("scale", scale, positive=True)
+    _check_finite("noise_weight", noise_weight, positive=False)
     named = [("anchors", anchors), ("candidates", candidates)]
     if noise is not None:
         named.append(("noise", noise))
@@ -86,6 +93,14 @@ def _check_shapes(anchors: Tensor, candidates: Tensor, noise: Tensor | None, off
             f"the positives of {len(anchors)} anchors at offset {offset} are the candidates "
             f"{offset} to {offset + len(anchors) - 1}, but there are {len(candidates)} candidates"
         )
+    if log_noise_mass is not None:
+        if noise is not None or noise_weight != 1.0:
+            raise ValueError(
+                "log_noise_mass stands for the whole noise sum, weight included: give it without "
+                "noise and noise_weight"
+            )
+        if math.isnan(log_noise_mass) or log_noise_mass == math.inf:
+            raise ValueError(f"log_noise_mass must be a number or -inf, got {log_noise_mass!r}")
 
 
 @dataclass(frozen=True)
@@ -111,8 +126,8 @@ def _terms(
     anchors, candidates = anchors.to(dtype), candidates.to(dtype)
     noise = None if noise is None else noise.detach().to(dtype)
     if similarity is cos_sim:  # normalise the anchors once, not once for each of the two products
-        anchors, candidates = _unit(anchors), _unit(candidates)
-        noise = None if noise is None else _unit(noise)
+        anchors, candidates = unit(anchors), unit(candidates)
+        noise = None if noise is None else unit(noise)
         similarity = _inner_products
     logits = similarity(anchors, candidates) * scale  # (N, C)
     positive = logits.diagonal(offset).clone()  # (N,)
@@ -184,17 +199,7 @@ def gs_infonce(
         >>> math.isclose(gs_infonce(views, views).item(), math.log1p(3 * math.exp(-20)))
         True
     """
-    _check_finite("scale", scale, positive=True)
-    _check_finite("noise_weight", noise_weight, positive=False)
-    _check_shapes(anchors, candidates, noise, offset)
-    if log_noise_mass is not None:
-        if noise is not None or noise_weight != 1.0:
-            raise ValueError(
-                "log_noise_mass stands for the whole noise sum, weight included: give it without "
-                "noise and noise_weight"
-            )
-        if math.isnan(log_noise_mass) or log_noise_mass == math.inf:
-            raise ValueError(f"log_noise_mass must be a number or -inf, got {log_noise_mass!r}")
+    check_arguments(anchors, candidates, noise, scale, noise_weight, log_noise_mass, offset)
     with torch.autocast(anchors.device.type, enabled=False):  # a bfloat16 cosine has two digits
         terms = _terms(
             anchors, candidates, noise, scale, noise_weight, log_noise_mass, offset, similarity
@@ -252,91 +257,6 @@ def expected_log_noise_mass(
     largest = float(log_terms.max())
     log_series = largest + math.log(math.fsum(np.exp(log_terms - largest)))
     return math.log(noise_weight) + math.log(num_noise) + log_series
-
-
-def _standard_normal(bits: np.random.BitGenerator, rows: int, dim: int) -> NDArray[np.float32]:
-    """Draw float32 by Box and Muller (1958), on whole arrays: 3 times faster than numpy's own.
-
-    The first rows are the same however many are drawn. With 24 bits no component exceeds 5.8.
-    """
-    half = (dim + 1) // 2
-    uniform = np.random.Generator(bits).random((rows, 2, half), dtype=np.float32)  # [0, 1)
-    radius = np.sqrt(-2 * np.log(1 - uniform[:, 0]))  # (rows, half)
-    angle = np.float32(math.tau) * uniform[:, 1]
-    pairs = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    return pairs[:, :dim]
-
-
-@dataclass(frozen=True)
-class NoiseKey:
-    """Names one draw of noise: equal keys give equal vectors, and no other generator is touched.
-
-    Attributes:
-        seed: Seed of the run, from 0 to 2**64 - 1, as are the other two.
-        step: Optimizer step.
-        call: Number of the draw within the step.
-    """
-
-    seed: int
-    step: int
-    call: int
-
-    def block(self, index: int, rows: int, dim: int, device: torch.device) -> Tensor:
-        """Return the first ``rows`` standard normal vectors of block ``index``, float32, (rows, D)."""
-        numbers = np.array([self.seed, self.step, self.call, index], dtype=np.uint64)
-        # All 64 bits of each: a list of Python integers would run (2**32, 0, 1) and (0, 1, 2**32) together.
-        sequence = np.random.SeedSequence(numbers.view(np.uint32))
-        if device.type == "cpu":
-            # torch's CPU generator keeps 32 bits of its seed: a long run would draw a block twice.
-            return torch.from_numpy(_standard_normal(np.random.Philox(sequence), rows, dim))
-        seed = int(sequence.generate_state(1, np.uint64)[0]) >> 1  # torch takes a signed integer
-        on_device = torch.Generator(device=device).manual_seed(seed)
-        return torch.randn((rows, dim), generator=on_device, device=device, dtype=torch.float32)
-
-
-def noise_blocks(
-    key: NoiseKey,
-    num_noise: int,
-    dim: int,
-    *,
-    mean: float = 0.0,
-    std: float = 1.0,
-    device: torch.device | str = "cpu",
-) -> Iterator[Tensor]:
-    """Yield the noise of a key in blocks of at most ``NOISE_BLOCK_ROWS`` rows.
-
-    Args:
-        key: Which draw.
-        num_noise: M, how many vectors in all.
-        dim: D, their width.
-        mean: Mean of every component.
-        std: Standard deviation of every component.
-        device: Where to draw; a CPU and a GPU draw different vectors for one key.
-
-    Yields:
-        float32 tensors of shape (rows, D).
-    """
-    device = torch.device(device)
-    for index, start in enumerate(range(0, num_noise, NOISE_BLOCK_ROWS)):
-        rows = min(NOISE_BLOCK_ROWS, num_noise - start)
-        block = key.block(index, rows, dim, device)
-        yield block if (mean, std) == (0.0, 1.0) else block * std + mean
-
-
-def draw_noise(
-    key: NoiseKey,
-    num_noise: int,
-    dim: int,
-    *,
-    mean: float = 0.0,
-    std: float = 1.0,
-    device: torch.device | str = "cpu",
-) -> Tensor:
-    """Return all noise vectors of a key at once, float32, (M, D); see :func:`noise_blocks`."""
-    blocks = list(noise_blocks(key, num_noise, dim, mean=mean, std=std, device=device))
-    if not blocks:
-        return torch.empty(0, dim, device=device)
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 @dataclass(frozen=True)

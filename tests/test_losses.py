@@ -38,7 +38,8 @@ from torch import Tensor, nn
 
 from st_gsinfonce import objective
 from st_gsinfonce.losses import GSInfoNCELoss
-from st_gsinfonce.objective import NoiseKey, draw_noise, expected_log_noise_mass
+from st_gsinfonce.noise import NoiseKey, draw_noise
+from st_gsinfonce.objective import expected_log_noise_mass
 
 MakeEncoder = Callable[..., SentenceTransformer]
 TEXTS = make_sentences(8)

@@ -38,15 +38,12 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch import Tensor, nn
 
 from st_gsinfonce import objective
+from st_gsinfonce.noise import NOISE_BLOCK_ROWS, NoiseKey, draw_noise, noise_blocks
 from st_gsinfonce.objective import (
-    NOISE_BLOCK_ROWS,
-    NoiseKey,
     cos_sim,
-    draw_noise,
     expected_log_noise_mass,
     gs_infonce,
     gs_infonce_statistics,
-    noise_blocks,
 )
 
 Gradients = tuple[np.ndarray, np.ndarray]  # of the anchors, (N, D), and the candidates, (C, D)
