@@ -12,6 +12,7 @@ Its invariants:
 - The closed form and its virtual cosine are one constant added to the denominator.
 - A bad argument is a ValueError that names it.
 - Statistics describe the last training batch and cost nothing unless read.
+- Streaming is chosen by size or by a setting, and changes neither value nor gradients.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from sentence_transformers.util import cos_sim, dot_score, euclidean_sim
 from torch import Tensor, nn
 
-from st_gsinfonce import objective
+from st_gsinfonce import losses as losses_module
+from st_gsinfonce import objective, streamed
 from st_gsinfonce.losses import GSInfoNCELoss
 from st_gsinfonce.noise import NoiseKey, draw_noise
 from st_gsinfonce.objective import expected_log_noise_mass
@@ -641,3 +643,71 @@ def test_gathering_on_one_device_changes_nothing() -> None:
         for gather in (False, True)
     ]
     assert torch.equal(*values)
+
+
+# Streaming
+
+
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows with every use of the streamed objective; its tiles are small."""
+    monkeypatch.setattr(streamed, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(streamed, "TILE_ROWS", 4)
+    uses: list[int] = []
+    compute = losses_module.gs_infonce_streamed
+
+    def spy(**arguments: Any) -> Tensor:
+        uses.append(len(arguments["anchors"]))
+        return compute(**arguments)
+
+    monkeypatch.setattr(losses_module, "gs_infonce_streamed", spy)
+    return uses
+
+
+@pytest.mark.parametrize("columns", [2, 4])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"noise_size": 1500, "noise_mean": 0.3, "noise_std": 2.0, "noise_weight": 0.01},
+        {"noise_size": 0},
+        {"noise": "expected"},
+        {"noise": "expected", "virtual_cosine": 0.6},
+        {"similarity_fct": dot_score, "scale": 0.1},
+    ],
+)
+def test_streaming_changes_neither_value_nor_gradients(
+    settings: dict[str, Any], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uses = streams(monkeypatch)
+
+    def run(streamed: bool | None) -> list[Tensor]:
+        inputs = [column.double().requires_grad_() for column in views(columns=columns)]
+        value = embedding_loss(streamed=streamed, **settings).compute_loss_from_embeddings(inputs)
+        value.backward()
+        return [value.detach(), *(column.grad for column in inputs)]
+
+    dense = run(False)
+    assert all(gradient.any() for gradient in dense[1:])
+    assert run(None)[0] == dense[0] and not uses  # small: at once
+    for found, expected in zip(run(True), dense, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert uses == [6]
+
+
+def test_streaming_is_chosen_by_the_number_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = streams(monkeypatch)
+    columns = views()
+    logits = 6 * (6 + 18)
+    assert logits < losses_module.STREAMED_FROM
+    for threshold, streamed_ in ((logits + 1, False), (logits, True)):
+        monkeypatch.setattr(losses_module, "STREAMED_FROM", threshold)
+        embedding_loss().compute_loss_from_embeddings(columns)
+        assert bool(uses) == streamed_
+    embedding_loss(streamed=False).compute_loss_from_embeddings(columns)
+    embedding_loss(similarity_fct=euclidean_sim).compute_loss_from_embeddings(columns)
+    assert len(uses) == 1
+
+
+def test_streaming_needs_a_similarity_that_it_knows() -> None:
+    with pytest.raises(ValueError, match="streamed=True needs.*euclid.*use streamed=False"):
+        embedding_loss(streamed=True, similarity_fct=euclidean_sim)
