@@ -2,12 +2,16 @@
 
     python examples/train_unsup.py --corpus sentences.txt --output runs/mine
     python examples/train_unsup.py --corpus sentences.txt --output runs/mine --resume
+    torchrun --nproc-per-node 4 examples/train_unsup.py --corpus sentences.txt --output runs/mine \
+        --per-device-train-batch-size 16 --gather-across-devices
     python examples/train_unsup.py --help    # every setting, those of the Trainer included
 
 The defaults are the paper's for BERT-base: [CLS] through a train-only head, 32 tokens, batch 64, learning
 rate 3e-5, one epoch, temperature 0.05, three times as many noise vectors as sentences in a batch, and the
-best checkpoint by STS-B dev every 125 steps. OUTPUT/encoder holds the result, which sentence-transformers
-alone loads; OUTPUT/checkpoints what is needed to resume; OUTPUT/run.json the settings.
+best checkpoint by STS-B dev every 125 steps. On several devices each process takes a batch of its own:
+with --gather-across-devices all of them together are one batch of the loss. OUTPUT/encoder holds the
+result, which sentence-transformers alone loads; OUTPUT/checkpoints what is needed to resume;
+OUTPUT/run.json the settings.
 """
 
 from __future__ import annotations
@@ -15,21 +19,24 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.util import cos_sim, dot_score
 from transformers import HfArgumentParser, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 from st_gsinfonce import (
+    CachedGSInfoNCELoss,
     GSInfoNCELoss,
     STSEvaluator,
     build_encoder,
     build_trainer,
+    last_checkpoint,
     load_sentences,
     precision_arguments,
     save_encoder,
@@ -68,7 +75,7 @@ class UnsupArguments:
             "help": "STS-B dev: 'hub', a folder with STSBenchmark/validation.jsonl, or 'none'."
         },
     )
-    resume: bool = field(default=False, metadata={"help": "Go on from the last checkpoint."})
+    resume: bool = field(default=False, metadata={"help": "Go on from the last whole checkpoint."})
     overwrite: bool = field(default=False, metadata={"help": "Replace an earlier run in OUTPUT."})
     scale: float = field(default=20.0, metadata={"help": "1 / temperature."})
     noise: str = field(
@@ -88,6 +95,10 @@ class UnsupArguments:
     similarity: str = field(default="cos", metadata={"help": "cos or dot."})
     gather_across_devices: bool = field(
         default=False, metadata={"help": "Negatives from all devices."}
+    )
+    mini_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Embed so many texts at a time: a large batch in little memory."},
     )
 
 
@@ -130,7 +141,10 @@ def build_loss(model: SentenceTransformer, settings: UnsupArguments, seed: int) 
     """Return the loss that the settings describe."""
     if settings.similarity not in SIMILARITIES:
         raise ValueError(f"--similarity must be cos or dot, got {settings.similarity!r}")
-    return GSInfoNCELoss(
+    loss: Callable[..., GSInfoNCELoss] = GSInfoNCELoss
+    if settings.mini_batch_size is not None:
+        loss = partial(CachedGSInfoNCELoss, mini_batch_size=settings.mini_batch_size)
+    return loss(
         model,
         scale=settings.scale,
         noise_ratio=settings.noise_ratio,
@@ -138,7 +152,7 @@ def build_loss(model: SentenceTransformer, settings: UnsupArguments, seed: int) 
         noise_weight=settings.noise_weight,
         noise_mean=settings.noise_mean,
         noise_std=settings.noise_std,
-        noise=settings.noise,  # type: ignore[arg-type]  # checked by the loss
+        noise=settings.noise,
         virtual_cosine=settings.virtual_cosine,
         seed=seed if settings.noise_seed is None else settings.noise_seed,
         similarity_fct=SIMILARITIES[settings.similarity],
@@ -156,7 +170,7 @@ def main() -> None:
             f"{encoder_folder} holds the encoder of a finished run: choose another --output, or --overwrite"
         )
     if settings.resume:
-        arguments.resume_from_checkpoint = last_checkpoint(Path(arguments.output_dir))
+        arguments.resume_from_checkpoint = str(last_checkpoint(arguments.output_dir))
     set_seed(arguments.seed)
     logging.disable_progress_bar()  # of loading and saving; the training's own bar stays
 
@@ -207,16 +221,6 @@ def main() -> None:
     print(f"Saved to {encoder_folder}: SentenceTransformer({str(encoder_folder)!r}) loads it.")
 
 
-def last_checkpoint(folder: Path) -> str:
-    """Return the newest checkpoint's folder."""
-    found = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    if found is None:
-        raise FileNotFoundError(
-            f"--resume: {folder} holds no checkpoint; leave --resume out to start"
-        )
-    return str(found)
-
-
 def write_settings(
     path: Path,
     settings: UnsupArguments,
@@ -230,6 +234,7 @@ def write_settings(
         "loss": loss,
         "trainer": arguments.to_sanitized_dict(),
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

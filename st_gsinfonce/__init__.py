@@ -1,6 +1,7 @@
 """Unsupervised sentence encoders with GS-InfoNCE, as a sentence-transformers plugin."""
 
 from st_gsinfonce.cached import CachedGSInfoNCELoss
+from st_gsinfonce.checkpoints import last_checkpoint
 from st_gsinfonce.collator import SimCSEDataCollator
 from st_gsinfonce.corpus import load_sentences
 from st_gsinfonce.embedded import embedded_corpus
@@ -46,6 +47,7 @@ __all__ = [
     "gs_infonce",
     "gs_infonce_streamed",
     "has_head",
+    "last_checkpoint",
     "load_encoder",
     "load_sentences",
     "precision_arguments",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -32,9 +32,7 @@ DEFAULT_NOISE_RATIO = 3.0
 STREAMED_FROM = 2**26
 """From this many logits on they are not held at once: 256 MiB, which training holds several times."""
 
-STATISTICS_ROWS = (
-    256  # anchors that the statistics look at, so that they stay small for large batches
-)
+STATISTICS_ROWS = 256  # anchors that the statistics look at, however large the batch
 
 _cached_log_noise_mass = lru_cache(maxsize=256)(objective.expected_log_noise_mass)
 
@@ -96,7 +94,7 @@ class GSInfoNCELoss(nn.Module):
 
     Raises:
         ValueError: For a value out of its range or settings that exclude each other; at the first
-            batch, for one column with ``merge_views=False``.
+            batch, for one column with ``merge_views=False`` and for a model in ``DataParallel``.
 
     Inputs:
         +-------------------------------------------------+--------+
@@ -252,6 +250,11 @@ class GSInfoNCELoss(nn.Module):
         """
         if len(embeddings) < 2:
             raise ValueError(f"the loss needs anchors and positives, got {len(embeddings)} column")
+        if isinstance(self.model, nn.DataParallel):
+            raise ValueError(
+                "one process trains on several GPUs (DataParallel), where random states cannot be "
+                "replayed: start one process a GPU with torchrun, or set CUDA_VISIBLE_DEVICES=0"
+            )
         anchors, *columns = embeddings
         self._warn_if_blind(anchors, columns[0])
         offset = 0
@@ -259,14 +262,11 @@ class GSInfoNCELoss(nn.Module):
             offset = get_rank() * len(anchors)
             columns = [all_gather_with_grad(column) for column in columns]
         candidates = torch.cat(columns)  # (C, D)
-        batch = _Batch(
-            anchors, candidates, offset, self._next_key(), self._num_noise(len(columns[0]))
-        )
+        num_noise = self._num_noise(len(columns[0]))
+        batch = _Batch(anchors, candidates, offset, self._next_key(), num_noise)
         if torch.is_grad_enabled():
             looked_at = anchors[:STATISTICS_ROWS].detach()
-            self._last_batch = _Batch(
-                looked_at, candidates.detach(), offset, batch.key, batch.num_noise
-            )
+            self._last_batch = replace(batch, anchors=looked_at, candidates=candidates.detach())
         logits = len(anchors) * (len(candidates) + batch.num_noise)
         if self._may_stream and (self.streamed or logits >= STREAMED_FROM):
             return gs_infonce_streamed(**self._arguments(batch, in_blocks=True))

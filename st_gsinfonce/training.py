@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from accelerate.utils import extract_model_from_parallel
+from accelerate.utils import broadcast_object_list, extract_model_from_parallel
 from datasets import Dataset, IterableDataset
 from sentence_transformers import (
     SentenceTransformer,
@@ -21,6 +21,7 @@ from sentence_transformers import (
 from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.training_args import ParallelMode
 
 from st_gsinfonce.collator import SimCSEDataCollator
 from st_gsinfonce.encoder import has_head
@@ -62,12 +63,17 @@ def build_trainer(
 
     Raises:
         ValueError: For sentences that are no text (names the row), fewer of them than one batch, all the
-            same, a dataset with several columns or one taken for labels, a model without dropout, or
-            ``push_to_hub`` while the model has its train-only head.
+            same, a dataset with several columns or one taken for labels, a model without dropout,
+            ``push_to_hub`` while the model has its train-only head, or several GPUs in one process.
         FileExistsError: If the output folder holds something and neither resuming nor ``overwrite``
             is asked for.
         OSError: If the output folder cannot be written.
     """
+    if args.parallel_mode == ParallelMode.NOT_DISTRIBUTED:
+        raise ValueError(
+            f"one process would train on {args.n_gpu} GPUs (DataParallel): start one process a GPU with "
+            f"torchrun --nproc-per-node {args.n_gpu}, or set CUDA_VISIBLE_DEVICES=0"
+        )
     dataset = _as_dataset(sentences)
     if isinstance(dataset, Dataset):
         _check_sentences(dataset, args.train_batch_size * args.world_size)
@@ -82,7 +88,7 @@ def build_trainer(
             "the model has no dropout, so both views of a sentence would be the same and there is "
             "nothing to learn: build_encoder(..., dropout=0.1), or another model"
         )
-    _check_output(Path(args.output_dir or "."), args, overwrite=overwrite)
+    _check_output_once(Path(args.output_dir or "."), args, overwrite=overwrite)
     trainer = SentenceTransformerTrainer(
         model=model,
         args=args,
@@ -290,6 +296,21 @@ def _check_sentences(dataset: Dataset, batch_size: int) -> None:
 def _column(dataset: Dataset, column: str) -> Iterator[object]:
     for batch in dataset.iter(batch_size=1000):
         yield from batch[column]
+
+
+def _check_output_once(
+    folder: Path, args: SentenceTransformerTrainingArguments, *, overwrite: bool
+) -> None:
+    """Look on the main process alone and tell the others, which might see what it has written since."""
+    problem: list[OSError | None] = [None]
+    if args.process_index == 0:
+        try:
+            _check_output(folder, args, overwrite=overwrite)
+        except OSError as error:
+            problem = [error]
+    (error_of_main,) = broadcast_object_list(problem)
+    if error_of_main is not None:
+        raise error_of_main
 
 
 def _check_output(

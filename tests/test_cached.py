@@ -346,6 +346,14 @@ def test_a_model_without_mini_batches_is_refused(make_encoder: Callable) -> None
         CachedGSInfoNCELoss(model)
 
 
+def test_several_gpus_in_one_process_are_refused(make_encoder: Callable) -> None:
+    model = make_encoder()
+    loss = CachedGSInfoNCELoss(model)
+    loss.model = nn.DataParallel(model)  # as the Trainer does
+    with pytest.raises(ValueError, match="DataParallel.*torchrun"):
+        loss([model.preprocess(make_sentences(4))], None)
+
+
 def test_a_batch_without_texts_is_an_error(encode_in_double: Callable) -> None:
     with pytest.raises(ValueError, match="0 column"):
         CachedGSInfoNCELoss(encode_in_double())([], None)

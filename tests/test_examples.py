@@ -117,7 +117,7 @@ def test_a_finished_run_is_not_overwritten(run: Run, flags: list[object], tmp_pa
 
 def test_an_interrupted_run_goes_on(run: Run, flags: list[object], tmp_path: Path) -> None:
     run("train_unsup.py", *flags, "--output", "straight")
-    with pytest.raises(SystemExit, match="holds no checkpoint"):
+    with pytest.raises(SystemExit, match="no whole checkpoint"):
         run("train_unsup.py", *flags, "--output", "broken", "--resume")
     module = run("train_unsup.py", *flags, "--output", "broken", name="module")
     save = module["main"].__globals__["save_encoder"]

@@ -637,6 +637,14 @@ def test_statistics_nobody_reads_are_not_computed(monkeypatch: pytest.MonkeyPatc
         assert loss.statistics
 
 
+def test_several_gpus_in_one_process_are_refused(make_encoder: MakeEncoder) -> None:
+    model = make_encoder()
+    loss = GSInfoNCELoss(model)
+    loss.model = nn.DataParallel(model)  # as the Trainer does
+    with pytest.raises(ValueError, match="DataParallel.*torchrun.*CUDA_VISIBLE_DEVICES=0"):
+        loss([model.preprocess(TEXTS)], None)
+
+
 def test_gathering_on_one_device_changes_nothing() -> None:
     values = [
         embedding_loss(gather_across_devices=gather).compute_loss_from_embeddings(views())

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.sentence_transformer.losses import (
     MatryoshkaLoss,
@@ -133,6 +133,17 @@ def test_looking_for_dropout_changes_nothing(encoder) -> None:
 def test_push_to_hub_with_a_head_is_refused(encoder, sentences, training_arguments) -> None:
     with pytest.raises(ValueError, match="train-only head"):
         build_trainer(encoder, sentences, training_arguments(push_to_hub=True))
+
+
+def test_several_gpus_in_one_process_are_refused(encoder, sentences, tmp_path) -> None:
+    class TwoGPUs(SentenceTransformerTrainingArguments):
+        n_gpu = property(
+            lambda self: 2
+        )  # from which the library concludes that it uses DataParallel
+
+    arguments = TwoGPUs(output_dir=str(tmp_path / "trainer"), use_cpu=True)
+    with pytest.raises(ValueError, match="2 GPUs.*torchrun --nproc-per-node 2.*CUDA_VISIBLE"):
+        build_trainer(encoder, sentences, arguments)
 
 
 # --- output
