@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +24,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from st_gsinfonce.provenance import package_versions
 from st_gsinfonce.sts_data import STS_TASKS, hub_pairs, read_pairs, warn_of_sample
 from st_gsinfonce.sts_encoding import (
     encode_once,
@@ -140,10 +140,7 @@ def evaluate_sts(
         revision=revision,
         pooling=pooling_mode(model),
         pairs={task.metadata.name: len(task.dataset["test"]) for task in loaded},
-        versions={
-            package: version(package)
-            for package in ("mteb", "sentence-transformers", "transformers", "torch")
-        },
+        versions=package_versions(),
         seconds=seconds,
     )
 

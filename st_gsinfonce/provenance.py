@@ -32,7 +32,7 @@ def describe_run() -> dict[str, Any]:
     return {
         "command": shlex.join(["python", *sys.argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **package_versions()},
         "hardware": {
             "cpu": _cpu_model(),
             "cores": os.cpu_count(),
@@ -44,7 +44,8 @@ def describe_run() -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Return the versions of the libraries that have a part in our numbers, those installed."""
     found = {}
     for package in PACKAGES:
         try:

@@ -14,6 +14,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+from st_gsinfonce.weights import weights_digest
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -115,10 +117,7 @@ def fingerprint(model: SentenceTransformer) -> str:
         model.similarity_fn_name,
     )
     digest = hashlib.sha256(repr(settings).encode())
-    for key, tensor in model.state_dict().items():
-        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(memoryview(raw.numpy()))
+    digest.update(weights_digest(model).encode())
     return digest.hexdigest()[:40]
 
 

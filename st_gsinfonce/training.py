@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ from transformers.training_args import ParallelMode
 from st_gsinfonce.collator import SimCSEDataCollator
 from st_gsinfonce.encoder import has_head
 from st_gsinfonce.losses import GSInfoNCELoss
+from st_gsinfonce.weights import weights_digest
 
 LossFactory = Callable[[SentenceTransformer], nn.Module]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
@@ -187,15 +187,6 @@ class BestWeightsCallback(TrainerCallback):
                     "the model, which holds the last step's weights: see the error logged above; the "
                     "checkpoint is still there, and strip_head(checkpoint, output) makes an encoder of it"
                 )
-
-
-def weights_digest(model: nn.Module) -> str:
-    """Return the sha256 of all weights with their names, types and shapes."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def makes_two_views(model: SentenceTransformer) -> bool:

@@ -26,7 +26,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers import set_seed
 
 from st_gsinfonce import GSInfoNCELoss, build_encoder, build_trainer, has_head, last_checkpoint
-from st_gsinfonce.training import weights_digest
+from st_gsinfonce.weights import weights_digest
 
 
 @pytest.fixture

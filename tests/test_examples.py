@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from st_gsinfonce import has_head
-from st_gsinfonce.training import weights_digest
+from st_gsinfonce.weights import weights_digest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

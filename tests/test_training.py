@@ -35,8 +35,8 @@ from st_gsinfonce.training import (
     build_trainer,
     makes_two_views,
     precision_arguments,
-    weights_digest,
 )
+from st_gsinfonce.weights import weights_digest
 
 
 @pytest.fixture
