@@ -107,6 +107,9 @@ def run_cell(cell: Cell, materials: Materials, on_step: OnStep | None = None) ->
         seed=cell.seed,
         device=setting.device,
     )
+    # No card is made of this encoder: do not compute its examples, nor ask the hub about it.
+    model.model_card_data.generate_widget_examples = False
+    model.model_card_data.local_files_only = True
     loss = arm.build_loss(model, setting.batch_size, cell.seed)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="gsinfonce-cell-") as scratch:
