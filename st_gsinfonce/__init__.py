@@ -21,6 +21,7 @@ from st_gsinfonce.evaluation import (
     STSResults,
     evaluate_sts,
 )
+from st_gsinfonce.hub import push_encoder
 from st_gsinfonce.losses import GSInfoNCELoss
 from st_gsinfonce.objective import expected_log_noise_mass, gs_infonce
 from st_gsinfonce.streamed import gs_infonce_streamed
@@ -51,6 +52,7 @@ __all__ = [
     "load_encoder",
     "load_sentences",
     "precision_arguments",
+    "push_encoder",
     "save_encoder",
     "strip_head",
 ]

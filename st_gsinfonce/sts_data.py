@@ -47,6 +47,11 @@ class Pairs(NamedTuple):
     score: list[float]
 
 
+def hub_dataset(task: str) -> tuple[str, str] | None:
+    """Return the hub data set and the revision that MTEB takes a task from, None if not one of the seven."""
+    return _HUB.get(task)
+
+
 def read_pairs(data_dir: str | Path, task: str, split: str) -> Pairs:
     """Read ``data_dir/TASK/SPLIT.jsonl``; blank lines are skipped, other keys ignored.
 

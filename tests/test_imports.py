@@ -47,7 +47,9 @@ ALLOWED = {
     },
     "experiments": {"cells", "encoder", "materials", "provenance", "training", "weights"},
     "report": {"analysis", "cells"},
-    "hub": {"encoder", "evaluation"},
+    "hub": {"bundle", "card", "encoder", "evaluation", "remote"},
+    "bundle": {"encoder"},
+    "card": {"citations", "evaluation", "sts_data"},
     "plots": {"analysis"},
 }
 
