@@ -135,11 +135,8 @@ def _tiles(count: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
-def _candidate_logits(
-    anchors: Tensor, candidates: Tensor, rows: slice, block: slice, scale: float, offset: int
-) -> Tensor:
-    """Return a tile of scaled logits, (rows, block), without the positives."""
-    logits = torch.mm(anchors[rows], candidates[block].T).mul_(scale)
+def _without_positives(logits: Tensor, rows: slice, block: slice, offset: int) -> Tensor:
+    """Take the positives out of a tile of logits, (rows, block), in place."""
     diagonal = rows.start + offset - block.start
     if -logits.shape[0] < diagonal < logits.shape[1]:
         logits.diagonal(diagonal).fill_(-math.inf)
@@ -162,15 +159,16 @@ class _Streamed(torch.autograd.Function):
     ) -> Tensor:
         count = len(anchors)
         positives = candidates[offset : offset + count]  # (N, D)
+        scaled = anchors * scale  # (N, D)
         softmax = _OnlineSoftmax(anchors, log_mass, weighted_sums=ctx.needs_input_grad[0])
         for block in _tiles(len(candidates), BLOCK_ROWS):
+            vectors = candidates[block]
             for rows in _tiles(count, TILE_ROWS):
-                logits = _candidate_logits(anchors, candidates, rows, block, scale, offset)
-                softmax.add(rows, logits, candidates[block])
+                logits = torch.mm(scaled[rows], vectors.T)
+                softmax.add(rows, _without_positives(logits, rows, block, offset), vectors)
         for noise in blocks():
             for rows in _tiles(count, TILE_ROWS):
-                logits = torch.mm(anchors[rows], noise.T).mul_(scale).add_(log_weight)
-                softmax.add(rows, logits, noise)
+                softmax.add(rows, torch.mm(scaled[rows], noise.T).add_(log_weight), noise)
         rest = softmax.logsumexp()  # (N,)
         margin = rest - scale * (anchors * positives).sum(dim=1)  # (N,)
         weights = margin.sigmoid() * (scale / count)  # (N,)
@@ -190,15 +188,15 @@ class _Streamed(torch.autograd.Function):
         candidate_gradient = None
         if ctx.needs_input_grad[1]:
             candidate_gradient = torch.zeros_like(candidates)
-            weights = weights * outer
+            scaled = anchors * ctx.scale
+            shift = (weights.log() - rest)[:, None]  # (N, 1)
             with torch.autocast(anchors.device.type, enabled=False):
                 for block in _tiles(len(candidates), BLOCK_ROWS):
                     for rows in _tiles(len(anchors), TILE_ROWS):
-                        logits = _candidate_logits(
-                            anchors, candidates, rows, block, ctx.scale, ctx.offset
-                        )
-                        shares = logits.sub_(rest[rows, None]).exp_().mul_(weights[rows, None])
+                        logits = torch.addmm(shift[rows], scaled[rows], candidates[block].T)
+                        shares = _without_positives(logits, rows, block, ctx.offset).exp_()
                         candidate_gradient[block].addmm_(shares.T, anchors[rows])
             own = slice(ctx.offset, ctx.offset + len(anchors))
             candidate_gradient[own].addcmul_(anchors, weights[:, None], value=-1)
+            candidate_gradient *= outer
         return anchor_gradient, candidate_gradient, None, None, None, None, None
