@@ -4,6 +4,8 @@
     python examples/train_unsup.py --corpus sentences.txt --output runs/mine --resume
     torchrun --nproc-per-node 4 examples/train_unsup.py --corpus sentences.txt --output runs/mine \
         --per-device-train-batch-size 16 --gather-across-devices
+    python examples/train_unsup.py --recipe bert-base-script --output runs/paper \
+        --corpus princeton-nlp/datasets-for-simcse
     python examples/train_unsup.py --help    # every setting, those of the Trainer included
 
 The defaults are the paper's for BERT-base: [CLS] through a train-only head, 32 tokens, batch 64, learning
@@ -11,7 +13,7 @@ rate 3e-5, one epoch, temperature 0.05, three times as many noise vectors as sen
 best checkpoint by STS-B dev every 125 steps. On several devices each process takes a batch of its own:
 with --gather-across-devices all of them together are one batch of the loss. OUTPUT/encoder holds the
 result, which sentence-transformers alone loads; OUTPUT/checkpoints what is needed to resume;
-OUTPUT/run.json the settings.
+OUTPUT/run.json the settings. --recipe starts from published settings instead, which flags override.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from st_gsinfonce import (
     save_encoder,
 )
 from st_gsinfonce.provenance import describe_run
+from st_gsinfonce.recipes import RECIPES, Recipe, get_recipe, record_in_card
 
 SIMILARITIES = {"cos": cos_sim, "dot": dot_score}
 
@@ -54,6 +57,9 @@ class UnsupArguments:
         metadata={"help": "File (txt, csv, tsv, jsonl, parquet), folder of files, or hub dataset."}
     )
     output: str = field(metadata={"help": "Folder of the run."})
+    recipe: str | None = field(
+        default=None, metadata={"help": f"Published settings: {', '.join(RECIPES)}."}
+    )
     column: str | None = field(default=None, metadata={"help": "The corpus's text column."})
     max_sentences: int | None = field(default=None, metadata={"help": "Use the first so many."})
     model: str = field(
@@ -109,6 +115,7 @@ def parse_arguments() -> tuple[UnsupArguments, SentenceTransformerTrainingArgume
         settings = UnsupArguments(corpus="", output="OUTPUT")
     else:
         settings, _ = ours.parse_args_into_dataclasses(return_remaining_strings=True)
+    recipe = None if settings.recipe is None else get_recipe(settings.recipe)
     parser = HfArgumentParser(
         (UnsupArguments, SentenceTransformerTrainingArguments),
         description=__doc__,
@@ -133,8 +140,50 @@ def parse_arguments() -> tuple[UnsupArguments, SentenceTransformerTrainingArgume
             metric_for_best_model="eval_sts-dev_spearman_cosine",
             greater_is_better=True,
         )
+    if recipe is not None:
+        parser.set_defaults(**recipe_defaults(recipe, settings))
     settings, arguments = parser.parse_args_into_dataclasses()
     return settings, arguments
+
+
+def recipe_defaults(recipe: Recipe, settings: UnsupArguments) -> dict[str, Any]:
+    """Return what the recipe sets, but for what goes with flags that were typed."""
+    defaults = {"model": recipe.model, **recipe.encoder_arguments(), **recipe.loss_arguments()}
+    defaults |= recipe.trainer_arguments()
+    if settings.eval_data == "none":
+        for name in (
+            "eval_strategy",
+            "load_best_model_at_end",
+            "metric_for_best_model",
+            "greater_is_better",
+        ):
+            del defaults[name]
+    # How much noise there is can be said in three ways; the typed one counts.
+    if any(
+        x is not None for x in (settings.noise_ratio, settings.noise_size, settings.virtual_cosine)
+    ):
+        del defaults["noise_ratio"], defaults["noise_size"]
+    return defaults
+
+
+def recipe_changes(
+    recipe: Recipe, settings: UnsupArguments, arguments: SentenceTransformerTrainingArguments
+) -> dict[str, Any]:
+    """Return the settings in which the run differs from its recipe."""
+    used = {**arguments.to_dict(), **vars(settings)}  # to_dict has plain values
+    wanted = recipe_defaults(recipe, UnsupArguments(corpus="", output="")) | {
+        "max_steps": -1,
+        "max_sentences": None,
+        "noise": "sampled",
+        "noise_weight": 1.0,
+        "virtual_cosine": None,
+    }
+    changes = {name: used[name] for name, value in wanted.items() if used[name] != value}
+    if "model" in changes and Path(changes["model"]).is_dir():
+        changes["model"] = Path(
+            changes["model"]
+        ).name  # the card is no place for a machine's folders
+    return changes
 
 
 def build_loss(model: SentenceTransformer, settings: UnsupArguments, seed: int) -> GSInfoNCELoss:
@@ -190,6 +239,10 @@ def main() -> None:
         seed=arguments.seed,
         device="cpu" if arguments.use_cpu else None,
     )
+    recipe = None if settings.recipe is None else get_recipe(settings.recipe)
+    changes = {} if recipe is None else recipe_changes(recipe, settings, arguments)
+    if recipe is not None:
+        record_in_card(model, recipe, changes)
     trainer = build_trainer(
         model,
         corpus.sentences,
@@ -200,7 +253,15 @@ def main() -> None:
     )
     if main_process:
         print(f"{settings.corpus}: {corpus.report}")
-        write_settings(run / "run.json", settings, arguments, trainer.loss.get_config_dict())
+        write_settings(
+            run / "run.json",
+            {
+                "settings": asdict(settings),
+                "recipe": None if recipe is None else asdict(recipe) | {"changes": changes},
+                "loss": trainer.loss.get_config_dict(),
+                "trainer": arguments.to_sanitized_dict(),
+            },
+        )
     before = evaluator(model)[evaluator.primary_metric] if evaluator else None
     if before is not None and main_process:
         print(f"STS-B dev before training: {100 * before:.2f}", flush=True)
@@ -221,19 +282,9 @@ def main() -> None:
     print(f"Saved to {encoder_folder}: SentenceTransformer({str(encoder_folder)!r}) loads it.")
 
 
-def write_settings(
-    path: Path,
-    settings: UnsupArguments,
-    arguments: SentenceTransformerTrainingArguments,
-    loss: dict[str, Any],
-) -> None:
+def write_settings(path: Path, settings: dict[str, Any]) -> None:
     """Keep what the run was started with beside its results."""
-    record = {
-        **describe_run(),
-        "settings": asdict(settings),
-        "loss": loss,
-        "trainer": arguments.to_sanitized_dict(),
-    }
+    record = describe_run() | settings
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
