@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEVEL = 0.05
 POWER = 0.8
 _RESAMPLES = 99_999  # a permutation test of up to 16 seeds is exact below that
-_MAX_SEEDS = 10_000
+_FEWEST_SEEDS, _MAX_SEEDS = 6, 10_000
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,10 @@ def paired_power(mean: float, sd: float, seeds: int) -> float:
     """
     critical = stats.t.ppf(1 - LEVEL / 2, seeds - 1)
     noncentrality = math.sqrt(seeds) * abs(mean) / sd
-    upper = stats.nct.sf(critical, seeds - 1, noncentrality)
-    return float(upper + stats.nct.cdf(-critical, seeds - 1, noncentrality))
+    upper = float(stats.nct.sf(critical, seeds - 1, noncentrality))
+    if noncentrality > 7:  # the other tail holds less than 1e-9, and scipy gives NaN for it
+        return upper
+    return upper + float(stats.nct.cdf(-critical, seeds - 1, noncentrality))
 
 
 def seeds_needed(mean: float, sd: float) -> int | None:
@@ -188,12 +190,13 @@ def seeds_needed(mean: float, sd: float) -> int | None:
     """
     if mean == 0:
         return None
-    fewest = 6
-    if sd <= 0 or abs(mean) / sd > 5:
-        return fewest
-    if paired_power(mean, sd, _MAX_SEEDS) < POWER:
-        return None
-    low, high = fewest - 1, _MAX_SEEDS  # power grows with n: low is too few, or below the fewest
+    if sd == 0 or paired_power(mean, sd, _FEWEST_SEEDS) >= POWER:
+        return _FEWEST_SEEDS
+    low, high = _FEWEST_SEEDS, 2 * _FEWEST_SEEDS  # power grows with n: low is always too few
+    while paired_power(mean, sd, high) < POWER:
+        if high >= _MAX_SEEDS:
+            return None
+        low, high = high, min(2 * high, _MAX_SEEDS)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if paired_power(mean, sd, middle) >= POWER else (middle, high)
