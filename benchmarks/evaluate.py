@@ -2,8 +2,10 @@
 
 python benchmarks/evaluate.py --sts-data FOLDER [--repeats 3] [--json FILE] [--quick]
 
-The encoder is the embedded all-MiniLM-L6-v2. A round is one plain evaluation and one of ours, in alternating
-order. Plain MTEB has its data loaded beforehand; ours is timed with reading, hashing and all.
+The encoder is the embedded all-MiniLM-L6-v2. A round is one plain evaluation and one of ours, in
+alternating order. Plain MTEB has its data loaded beforehand; ours is timed with reading, hashing and all.
+Where others use the machine too, the wall clock measures them as well: then compare CPU time, with
+--threads 1 (more threads spin while they wait for a core).
 """
 
 from __future__ import annotations
@@ -110,13 +112,14 @@ def measure(options: argparse.Namespace) -> tuple[Report, list[Target]]:
     dimensions = model.get_embedding_dimension() or 0
     ratios = {
         what: Spread.of([r[PLAIN][key] / r[OURS][key] for r in rounds])
-        for what, key in (("wall", "wall_s"), ("CPU", "cpu_s"))
+        for what, key in (("wall clock", "wall_s"), ("CPU time", "cpu_s"))
     }
-    quick = " --quick" if options.quick else ""
+    further = f" --threads {options.threads}" if options.threads else ""
+    further += " --quick" if options.quick else ""
     results: Report = {
         # without this machine's paths
         "command": "python benchmarks/evaluate.py --sts-data FOLDER "
-        f"--repeats {options.repeats} --batch-size {options.batch_size}{quick}",
+        f"--repeats {options.repeats} --batch-size {options.batch_size}{further}",
         "encoder": "all-MiniLM-L6-v2, as published",
         "batch_size": options.batch_size,
         "mteb": version("mteb"),
@@ -131,7 +134,8 @@ def measure(options: argparse.Namespace) -> tuple[Report, list[Target]]:
         ),
     }
     return results, [
-        Target(f"{PLAIN} takes as long as {OURS}, times", ratios["wall"], 1.35, at_least=True)
+        Target(f"{PLAIN} takes as long as {OURS}, times, by {what}", ratio, 1.35, at_least=True)
+        for what, ratio in ratios.items()
     ]
 
 
@@ -144,7 +148,7 @@ def markdown(report: Report) -> str:
         ]
         for name in (PLAIN, OURS)
     }
-    ratios = [report["ratios"]["wall"], report["ratios"]["CPU"], None]
+    ratios = [*report["ratios"].values(), None]
     return "\n".join(
         [
             f"{report['encoder']}, batch {report['batch_size']}: {report['sentences']:,} sentences, "
