@@ -107,8 +107,8 @@ def run_cell(cell: Cell, materials: Materials, on_step: OnStep | None = None) ->
         seed=cell.seed,
         device=setting.device,
     )
-    # No card is made of this encoder: do not compute its examples, nor ask the hub about it.
-    model.model_card_data.generate_widget_examples = False
+    # No card is made of this encoder: no examples for it, and no questions to the hub.
+    model.model_card_data.widget = [{"source_sentence": ""}]
     model.model_card_data.local_files_only = True
     loss = arm.build_loss(model, setting.batch_size, cell.seed)
     started = time.perf_counter()

@@ -89,10 +89,11 @@ def parse_seeds(text: str) -> list[int]:
     """
     seeds: list[int] = []
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not first.isdecimal() or not last.isdecimal():
             raise ValueError(f"--seeds must be like 0-9 or 0,3,7, got {text!r}")
-        seeds += range(int(first), int(last or first) + 1)
+        seeds += range(int(first), int(last) + 1)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds must be distinct and at least one, got {text!r}")
     return seeds
