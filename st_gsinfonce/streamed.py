@@ -117,17 +117,18 @@ class _OnlineSoftmax:
         rescale = (self.largest[rows] - largest).exp_()
         weights = logits.sub_(largest[:, None]).exp_()
         self.largest[rows] = largest
-        self.total[rows] = self.total[rows] * rescale + weights.sum(dim=1)
+        self.total[rows].mul_(rescale).add_(weights.sum(dim=1))
         if self.sums is not None:
-            self.sums[rows] = torch.addmm(self.sums[rows] * rescale[:, None], weights, vectors)
+            self.sums[rows].mul_(rescale[:, None]).addmm_(weights, vectors)
 
     def logsumexp(self) -> Tensor:
         """Return the logarithm of each row's sum; the lowest number, rather than -inf, for an empty one."""
         return (self.largest + self.total.log()).clamp_min(torch.finfo(self.total.dtype).min)
 
     def means(self) -> Tensor:
+        """Return the weighted means, into which the sums are turned."""
         assert self.sums is not None
-        return self.sums / self.total.clamp_min(torch.finfo(self.total.dtype).tiny)[:, None]
+        return self.sums.div_(self.total.clamp_min(torch.finfo(self.total.dtype).tiny)[:, None])
 
 
 def _tiles(count: int, size: int) -> Iterator[slice]:

