@@ -21,7 +21,7 @@ import subprocess  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Iterator, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -34,6 +34,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast  # noqa: E402
+
+if TYPE_CHECKING:
+    from st_gsinfonce.materials import GridOptions, Materials
 
 # The tiny encoder gains nothing from threads, and waits for them where other work has the cores.
 torch.set_num_threads(1)
@@ -138,6 +141,60 @@ def make_encoder(tiny_bert: Path) -> Callable[..., SentenceTransformer]:
         return SentenceTransformer(modules=[transformer, pool], device="cpu")
 
     return make
+
+
+@pytest.fixture(scope="session")
+def sts_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the seven tasks need, twelve pairs each."""
+    from st_gsinfonce import STS_TASKS
+
+    folder = tmp_path_factory.mktemp("sts")
+    splits = [(task, "test") for task in STS_TASKS] + [("STSBenchmark", "validation")]
+    for number, (task, split) in enumerate(splits):
+        texts = make_sentences(24, seed=100 + number)
+        rows = [
+            {"sentence1": a, "sentence2": b, "score": len(set(a.split()) & set(b.split())) + i / 99}
+            for i, (a, b) in enumerate(zip(texts[:12], texts[12:], strict=True))
+        ]
+        path = folder / task / f"{split}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus_of_70(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 70 sentences."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text("\n".join(make_sentences(70)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def grid_options(
+    tiny_bert: Path, corpus_of_70: Path, sts_tasks: Path, tmp_path: Path
+) -> GridOptions:
+    """A grid on the tiny encoder that takes seconds; its made-up STS sets raise a UserWarning."""
+    from st_gsinfonce.materials import GridOptions
+
+    return GridOptions(
+        output=str(tmp_path / "out"),
+        model=str(tiny_bert),
+        corpus=str(corpus_of_70),
+        sts_data=str(sts_tasks),
+        batch_size=16,
+        learning_rate=1e-3,
+        precision="fp32",
+        eval_steps=2,
+    )
+
+
+@pytest.fixture
+def loaded(grid_options: GridOptions) -> Materials:
+    """What ``grid_options`` name, loaded."""
+    from st_gsinfonce.materials import load_materials
+
+    return load_materials(grid_options)
 
 
 TrainingArguments = Callable[..., SentenceTransformerTrainingArguments]

@@ -26,21 +26,16 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_sentences
 from filelock import FileLock
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from st_gsinfonce import STS_TASKS, experiments, materials
+from st_gsinfonce import STS_TASKS, experiments
 from st_gsinfonce.cells import Arm, Cell, CellResult
 from st_gsinfonce.experiments import read_result, run_cell, run_grid, write_atomically
 from st_gsinfonce.materials import (
     GridOptions,
     Materials,
-    docs_evaluator,
-    load_materials,
-    parse_devices,
-    parse_seeds,
     setting_of,
 )
 
@@ -49,49 +44,6 @@ ARMS = [Arm.parse(text) for text in ("infonce", "sampled", "expected:b=10", "sam
 WIDE = [Arm(dropout=0.3), Arm("expected", 3.0, dropout=0.3)]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has .* pairs:UserWarning")  # a made-up STS set
-
-
-@pytest.fixture(scope="session")
-def sts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all that the seven tasks need, twelve pairs each."""
-    folder = tmp_path_factory.mktemp("sts")
-    splits = [(task, "test") for task in STS_TASKS] + [("STSBenchmark", "validation")]
-    for number, (task, split) in enumerate(splits):
-        texts = make_sentences(24, seed=100 + number)
-        rows = [
-            {"sentence1": a, "sentence2": b, "score": len(set(a.split()) & set(b.split())) + i / 99}
-            for i, (a, b) in enumerate(zip(texts[:12], texts[12:], strict=True))
-        ]
-        path = folder / task / f"{split}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    path.write_text("\n".join(make_sentences(70)), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def options(tiny_bert: Path, corpus: Path, sts_folder: Path, tmp_path: Path) -> GridOptions:
-    return GridOptions(
-        output=str(tmp_path / "out"),
-        model=str(tiny_bert),
-        corpus=str(corpus),
-        sts_data=str(sts_folder),
-        batch_size=16,
-        learning_rate=1e-3,
-        precision="fp32",
-        eval_steps=2,
-    )
-
-
-@pytest.fixture
-def loaded(options: GridOptions) -> Materials:
-    return load_materials(options)
 
 
 @pytest.fixture
@@ -126,7 +78,7 @@ class Watch:
 
 
 def test_arms_of_a_seed_are_paired(
-    options: GridOptions, quick: Materials, monkeypatch: pytest.MonkeyPatch
+    grid_options: GridOptions, quick: Materials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = experiments.build_encoder
     watches: list[Watch] = []
@@ -137,7 +89,7 @@ def test_arms_of_a_seed_are_paired(
         return model
 
     monkeypatch.setattr(experiments, "build_encoder", watched)
-    setting = setting_of(options, quick)
+    setting = setting_of(grid_options, quick)
     seen: dict[tuple[Arm, int], Watch] = {}
     results = {}
     for seed in (0, 1):
@@ -162,10 +114,14 @@ def test_arms_of_a_seed_are_paired(
 
 
 def test_a_cell_holds_what_a_reader_needs(
-    options: GridOptions, loaded: Materials, tiny_bert: Path, corpus: Path, sts_folder: Path
+    grid_options: GridOptions,
+    loaded: Materials,
+    tiny_bert: Path,
+    corpus_of_70: Path,
+    sts_tasks: Path,
 ) -> None:
-    options.epochs = 6
-    cell = Cell(Arm("sampled", 3.0), 0, setting_of(options, loaded))
+    grid_options.epochs = 6
+    cell = Cell(Arm("sampled", 3.0), 0, setting_of(grid_options, loaded))
     result = run_cell(cell, loaded)
     assert set(result.scores) == {"STS-B dev", *STS_TASKS, "Avg."}
     assert result.scores["Avg."] == pytest.approx(sum(result.scores[t] for t in STS_TASKS) / 7)
@@ -182,15 +138,23 @@ def test_a_cell_holds_what_a_reader_needs(
     assert len(result.weights_sha256) == 64
     text = result.to_json()
     assert CellResult.from_json(text) == result
-    for path in (tiny_bert.parent, corpus.parent, sts_folder, Path.home(), Path(options.output)):
+    for path in (
+        tiny_bert.parent,
+        corpus_of_70.parent,
+        sts_tasks,
+        Path.home(),
+        Path(grid_options.output),
+    ):
         assert str(path) not in text.replace(json.dumps(result.run["command"]), "")
     assert result.cell.setting.corpus.name == "corpus.txt"
     assert result.cell.setting.encoder.name == tiny_bert.name
 
 
-def test_the_best_weights_are_scored_if_asked_for(options: GridOptions, loaded: Materials) -> None:
-    options.epochs, options.select, options.learning_rate = 3, "best", 3e-2
-    result = run_cell(Cell(Arm(), 0, setting_of(options, loaded)), loaded)
+def test_the_best_weights_are_scored_if_asked_for(
+    grid_options: GridOptions, loaded: Materials
+) -> None:
+    grid_options.epochs, grid_options.select, grid_options.learning_rate = 3, "best", 3e-2
+    result = run_cell(Cell(Arm(), 0, setting_of(grid_options, loaded)), loaded)
     best = max(result.dev, key=lambda step: result.dev[step])
     assert result.best_step == best
     assert best < max(result.dev), "the last step must not be the best for this test to tell"
@@ -199,8 +163,8 @@ def test_the_best_weights_are_scored_if_asked_for(options: GridOptions, loaded: 
     assert run_cell(final, loaded).weights_sha256 != result.weights_sha256
 
 
-def test_other_materials_are_refused(options: GridOptions, quick: Materials) -> None:
-    cell = Cell(Arm(), 0, setting_of(options, quick))
+def test_other_materials_are_refused(grid_options: GridOptions, quick: Materials) -> None:
+    cell = Cell(Arm(), 0, setting_of(grid_options, quick))
     other = replace(quick, corpus=replace(quick.corpus, sha256="0" * 64))
     with pytest.raises(ValueError, match="the cell's corpus is .*corpus.txt"):
         run_cell(cell, other)
@@ -221,17 +185,17 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
 
 
 def test_a_cell_is_run_once(
-    options: GridOptions, quick: Materials, counted: list[Cell], tmp_path: Path
+    grid_options: GridOptions, quick: Materials, counted: list[Cell], tmp_path: Path
 ) -> None:
-    options.max_steps = 2
-    setting = setting_of(options, quick)
+    grid_options.max_steps = 2
+    setting = setting_of(grid_options, quick)
     first = [Cell(arm, 0, setting) for arm in ARMS[:2]]
-    results = run_grid([*first, first[0]], options, quick, tmp_path / "cells")
+    results = run_grid([*first, first[0]], grid_options, quick, tmp_path / "cells")
     assert list(results) == first == counted
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
     assert sorted(path.name for path in files) == sorted(cell.file_name for cell in first)
     second = [Cell(arm, 0, setting) for arm in ARMS[:3]]
-    more = run_grid(second, options, quick, tmp_path / "cells")
+    more = run_grid(second, grid_options, quick, tmp_path / "cells")
     assert counted == second  # one more, and the first two not again
     assert {path: path.stat().st_mtime_ns for path in files} == files
     assert more[first[0]] == results[first[0]]
@@ -239,15 +203,15 @@ def test_a_cell_is_run_once(
 
 @pytest.mark.parametrize("damage", ["", '{"key": "', "[]\n"])
 def test_a_damaged_result_is_run_again(
-    damage: str, options: GridOptions, quick: Materials, counted: list[Cell], tmp_path: Path
+    damage: str, grid_options: GridOptions, quick: Materials, counted: list[Cell], tmp_path: Path
 ) -> None:
-    options.max_steps = 2
-    cell = Cell(Arm(), 0, setting_of(options, quick))
-    whole = run_grid([cell], options, quick, tmp_path)[cell]
+    grid_options.max_steps = 2
+    cell = Cell(Arm(), 0, setting_of(grid_options, quick))
+    whole = run_grid([cell], grid_options, quick, tmp_path)[cell]
     path = tmp_path / cell.file_name
     path.write_text(damage, encoding="utf-8")
     with pytest.warns(UserWarning, match="is damaged, the cell is run again"):
-        repaired = run_grid([cell], options, quick, tmp_path)[cell]
+        repaired = run_grid([cell], grid_options, quick, tmp_path)[cell]
     assert len(counted) == 2
     assert repaired.scores == whole.scores and repaired.weights_sha256 == whole.weights_sha256
     assert read_result(cell, tmp_path) == repaired
@@ -273,31 +237,31 @@ def test_a_file_is_written_whole_or_not_at_all(
 
 
 def test_a_failing_cell_leaves_nothing_that_blocks(
-    options: GridOptions, quick: Materials, tmp_path: Path
+    grid_options: GridOptions, quick: Materials, tmp_path: Path
 ) -> None:
-    options.max_steps = 2
-    cell = Cell(Arm(), 0, setting_of(options, quick))
+    grid_options.max_steps = 2
+    cell = Cell(Arm(), 0, setting_of(grid_options, quick))
 
     def fail(model: SentenceTransformer) -> dict[str, float]:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_grid([cell], options, replace(quick, score=fail), tmp_path)
+        run_grid([cell], grid_options, replace(quick, score=fail), tmp_path)
     assert read_result(cell, tmp_path) is None
-    assert run_grid([cell], options, quick, tmp_path)[cell].scores
+    assert run_grid([cell], grid_options, quick, tmp_path)[cell].scores
     assert [path.name for path in tmp_path.iterdir()] == [cell.file_name]
 
 
 def test_what_another_process_runs_is_waited_for(
-    options: GridOptions,
+    grid_options: GridOptions,
     quick: Materials,
     counted: list[Cell],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(experiments, "_POLL_SECONDS", 0.05)
-    options.max_steps = 2
-    setting = setting_of(options, quick)
+    grid_options.max_steps = 2
+    setting = setting_of(grid_options, quick)
     mine, theirs = Cell(Arm(), 0, setting), Cell(Arm(), 1, setting)
     made = run_cell(theirs, quick)
     counted.clear()
@@ -314,7 +278,7 @@ def test_what_another_process_runs_is_waited_for(
     thread = threading.Thread(target=other_process)
     thread.start()
     held.wait()
-    results = run_grid([theirs, mine], options, quick, tmp_path)
+    results = run_grid([theirs, mine], grid_options, quick, tmp_path)
     thread.join()
     assert counted == [mine]
     assert results[theirs] == made and results[mine].scores
@@ -330,10 +294,10 @@ with FileLock(sys.argv[1]):
 
 
 def test_a_dead_process_holds_nothing(
-    options: GridOptions, quick: Materials, counted: list[Cell], tmp_path: Path
+    grid_options: GridOptions, quick: Materials, counted: list[Cell], tmp_path: Path
 ) -> None:
-    options.max_steps = 2
-    cell = Cell(Arm(), 0, setting_of(options, quick))
+    grid_options.max_steps = 2
+    cell = Cell(Arm(), 0, setting_of(grid_options, quick))
     lock = tmp_path / f".{cell.file_name}.lock"
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True
@@ -344,15 +308,15 @@ def test_a_dead_process_holds_nothing(
             assert not claimed
         holder.send_signal(signal.SIGKILL)
     assert lock.exists()  # its claim is still there, and stale
-    run_grid([cell], options, quick, tmp_path)
+    run_grid([cell], grid_options, quick, tmp_path)
     assert counted == [cell] and not lock.exists()
 
 
-def command(options: GridOptions, output: Path, steps: int) -> list[str]:
+def command(grid_options: GridOptions, output: Path, steps: int) -> list[str]:
     flags = {
-        "model": options.model,
-        "corpus": options.corpus,
-        "sts_data": options.sts_data,
+        "model": grid_options.model,
+        "corpus": grid_options.corpus,
+        "sts_data": grid_options.sts_data,
         "output": output,
         "batch_size": 16,
         "learning_rate": 1e-3,
@@ -384,11 +348,11 @@ def numbers(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow  # three processes, each of which imports everything anew
 def test_a_killed_grid_ends_as_one_never_killed(
-    options: GridOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grid_options: GridOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # another number of threads, another rounding
     steps = 60
-    run: Callable[[Path], list[str]] = lambda output: command(options, output, steps)  # noqa: E731
+    run: Callable[[Path], list[str]] = lambda output: command(grid_options, output, steps)  # noqa: E731
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     reference = subprocess.Popen(run(straight), stdout=subprocess.PIPE, text=True)
     killed = subprocess.Popen(run(broken), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -418,15 +382,15 @@ def test_a_killed_grid_ends_as_one_never_killed(
 
 @pytest.mark.slow  # two worker processes, each of which imports everything anew
 def test_workers_give_the_same_numbers(
-    options: GridOptions, loaded: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grid_options: GridOptions, loaded: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    options.max_steps = 3
-    setting = setting_of(options, loaded)
+    grid_options.max_steps = 3
+    setting = setting_of(grid_options, loaded)
     cells = [Cell(arm, seed, setting) for seed in (0, 1) for arm in ARMS[:2]]
-    here = run_grid(cells, options, loaded, tmp_path / "here")
-    options.devices = "cpu,cpu"
-    there = run_grid(cells, options, loaded, tmp_path / "there")
+    here = run_grid(cells, grid_options, loaded, tmp_path / "here")
+    grid_options.devices = "cpu,cpu"
+    there = run_grid(cells, grid_options, loaded, tmp_path / "there")
     assert list(there) == cells
     for cell in cells:
         assert there[cell].scores == here[cell].scores
@@ -437,39 +401,13 @@ def test_workers_give_the_same_numbers(
 
 @pytest.mark.slow  # a worker process, which imports everything anew
 def test_a_failing_worker_is_named(
-    options: GridOptions, quick: Materials, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    grid_options: GridOptions, quick: Materials, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    cell = Cell(Arm(), 0, setting_of(options, quick))
-    options.devices, options.corpus = "cpu", str(tmp_path / "absent.txt")
+    cell = Cell(Arm(), 0, setting_of(grid_options, quick))
+    grid_options.devices, grid_options.corpus = "cpu", str(tmp_path / "absent.txt")
     with pytest.raises(RuntimeError, match="the worker on cpu failed, see above"):
-        run_grid([cell], options, quick, tmp_path / "cells")
+        run_grid([cell], grid_options, quick, tmp_path / "cells")
     assert "absent.txt" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "seeds"), [("0", [0]), ("0-3", [0, 1, 2, 3]), ("5,0-1", [5, 0, 1]), (" 7 , 9", [7, 9])]
-)
-def test_seeds(text: str, seeds: list[int]) -> None:
-    assert parse_seeds(text) == seeds
-
-
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "0,0", "0-2,1", "3-1", "1.5"])
-def test_what_are_no_seeds(text: str) -> None:
-    with pytest.raises(ValueError, match="--seeds must be"):
-        parse_seeds(text)
-
-
-def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert parse_devices("auto") == [] and parse_devices("cpu, cpu") == ["cpu", "cpu"]
-    with pytest.raises(ValueError, match="'cuda:0' is none of cpu"):
-        parse_devices("cuda:0")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert parse_devices("auto") == []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert parse_devices("auto") == parse_devices("cuda:0,cuda:1") == ["cuda:0", "cuda:1"]
-    with pytest.raises(ValueError, match="of one kind"):
-        parse_devices("cuda:0,cpu")
 
 
 def test_a_worker_sees_its_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,47 +428,3 @@ def test_a_worker_sees_its_device_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert [env["CUDA_VISIBLE_DEVICES"] for env in seen] == ["1", "5", ""]
     assert "OMP_NUM_THREADS" not in seen[0]
     assert int(seen[2]["OMP_NUM_THREADS"]) == max(1, (os.cpu_count() or 1) // 2)
-
-
-def test_options_that_do_not_go_together(corpus: Path) -> None:
-    with pytest.raises(ValueError, match="nothing to score on"):
-        GridOptions(corpus=str(corpus))
-    with pytest.raises(ValueError, match="needs --sts-data"):
-        GridOptions(select="best")
-    with pytest.raises(ValueError, match="--select must be"):
-        GridOptions(select="last")
-    mini = GridOptions(mini=True, seeds="4-9")
-    assert (mini.max_steps, mini.max_sentences, mini.seeds) == (3, 512, "4,5")
-
-
-def test_the_embedded_corpus_is_scored_by_retrieval(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Corpus:
-        train_sentences = tuple(make_sentences(40))
-        heldout_pairs = tuple(zip(make_sentences(8, 1), make_sentences(8, 2), strict=True))
-
-    monkeypatch.setattr(materials, "embedded_corpus", Corpus)
-    options = GridOptions(model=str(tiny_bert), max_sentences=20, precision="fp32")
-    loaded = load_materials(options)
-    assert loaded.sentences == make_sentences(40)[:20] and loaded.dev is None
-    setting = setting_of(options, loaded)
-    assert [source.name for source in setting.evaluation] == ["docs"]
-    model = SentenceTransformer(str(tiny_bert), device="cpu")
-    scores = loaded.score(model)
-    assert set(scores) == {"docs MRR@10", "docs recall@1"}
-    assert 0 <= scores["docs recall@1"] <= scores["docs MRR@10"] <= 100
-    texts = make_sentences(5)
-    found = docs_evaluator(zip(texts, texts, strict=True))(model)
-    assert found["docs_cosine_mrr@10"] == found["docs_cosine_recall@1"] == 1  # itself is nearest
-
-
-def test_the_data_are_known_by_content(
-    options: GridOptions, loaded: Materials, tmp_path: Path
-) -> None:
-    text = Path(options.corpus).read_text(encoding="utf-8")
-    for name, content, same in (("same.txt", text, True), ("more.txt", text + "\nthe cat", False)):
-        (tmp_path / name).write_text(content, encoding="utf-8")
-        other = load_materials(replace(options, corpus=str(tmp_path / name)))
-        assert (other.corpus.sha256 == loaded.corpus.sha256) == same
-        assert other.encoder == loaded.encoder and other.evaluation == loaded.evaluation

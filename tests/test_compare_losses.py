@@ -1,0 +1,140 @@
+"""The script that compares losses, run as a user runs it.
+
+- By default it compares InfoNCE, sampled and expected noise, each with dropout 0.1 and 0.2.
+- It prints what it saves; started again it runs nothing and says the same.
+- It compares noise with no noise at the same dropout, and sampling with its expectation.
+- What is wrong ends with one line that says what.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from st_gsinfonce.cells import Arm
+from st_gsinfonce.materials import GridOptions
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "compare_losses.py"
+
+Run = Callable[..., dict[str, Any]]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*has .* pairs:UserWarning"),  # a made-up STS set
+    pytest.mark.filterwarnings("ignore:.*is superseded:UserWarning"),
+]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def start(*flags: object, name: str = "__main__") -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["compare_losses.py", *map(str, flags)])
+        return runpy.run_path(str(SCRIPT), run_name=name)
+
+    return start
+
+
+@pytest.fixture
+def flags(grid_options: GridOptions) -> list[str]:
+    return (
+        f"--model {grid_options.model} --corpus {grid_options.corpus} --output out --max-steps 2 "
+        f"--sts-data {grid_options.sts_data} --batch-size 16 --precision fp32 --seeds 0-1"
+    ).split()
+
+
+def test_the_default_grid(run: Run) -> None:
+    module = run(name="module")
+    options = module["CompareOptions"]()
+    arms = list(map(Arm.parse, options.arms))
+    assert arms == [
+        Arm(noise, ratio, None, dropout)  # type: ignore[arg-type]
+        for dropout in (0.1, 0.2)
+        for noise, ratio in (("none", 0.0), ("sampled", 3.0), ("expected", 3.0))
+    ]
+    assert (options.model, options.corpus, options.sts_data) == ("embedded", "embedded", "none")
+    pairs = set(module["pairs"](arms))
+    plain, sampled, expected, plain2, sampled2, expected2 = arms
+    assert pairs == {
+        *((arm, plain) for arm in arms[1:]),
+        (sampled2, plain2),
+        (expected2, plain2),
+        (sampled, expected),
+        (sampled2, expected2),
+    }
+
+
+def test_equal_masses_are_compared(run: Run) -> None:
+    module = run(name="module")
+    texts = ("infonce", "expected:b=10", "sampled:b=10", "sampled:b=11", "sampled", "expected")
+    arms = list(map(Arm.parse, texts))
+    sampling = [p for p in module["pairs"](arms) if p[1].noise == "expected"]
+    assert sampling == [(arms[2], arms[1]), (arms[4], arms[5])]
+
+
+def test_a_grid_is_run_compared_and_kept(
+    run: Run, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = ["infonce", "sampled", "expected:b=10", "infonce:dropout=0.3"]
+    run(*flags, "--arms", *arms)
+    printed = capsys.readouterr().out
+    saved = (tmp_path / "out" / "compare_losses.md").read_text(encoding="utf-8")
+    assert saved in printed + "\n" and "Saved as out/compare_losses.md and .json" in printed
+    cells = sorted((tmp_path / "out" / "cells").iterdir())
+    assert len(cells) == 8
+    record = json.loads((tmp_path / "out" / "compare_losses.json").read_text(encoding="utf-8"))
+    assert [arm["arm"] for arm in record["arms"]] == [str(Arm.parse(arm)) for arm in arms]
+    assert "compare_losses.py --model" in record["run"]["command"]
+    assert record["verdict"] in printed and record["verdict"].startswith("By Avg., not told apart")
+    for arm in record["arms"]:
+        scores = [cell["scores"]["Avg."] for cell in arm["cells"]]
+        assert len(scores) == 2 and f"{sum(scores) / 2:.2f} ±" in printed
+        for cell in arm["cells"]:
+            stored = json.loads((tmp_path / "out" / "cells" / cell["file"]).read_text())
+            assert stored["scores"] == cell["scores"] and stored["cell"]["seed"] == cell["seed"]
+    metrics = {c["metric"] for c in record["comparisons"]}
+    assert metrics == {"Avg.", "STS-B dev"}
+    assert all(c["verdict"] in printed for c in record["comparisons"] if c["metric"] == "Avg.")
+    stamps = [path.stat().st_mtime_ns for path in cells]
+
+    run(*flags, "--arms", *arms)
+    again = capsys.readouterr().out
+    assert again == printed
+    assert [path.stat().st_mtime_ns for path in cells] == stamps
+
+
+def test_the_smoke_run(run: Run, flags: list[str], tmp_path: Path) -> None:
+    run(*flags, "--mini", "--arms", "expected:cosine=0.5", "--seeds", "3-9", "--name", "smoke")
+    names = sorted(path.name for path in (tmp_path / "out" / "cells").iterdir())
+    assert len(names) == 2 and all(name.startswith("expected-b10-") for name in names)
+    text = (tmp_path / "out" / "smoke.md").read_text(encoding="utf-8")
+    assert "There is one arm only" in text and "3 steps" in text
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--arms", "simcse"], "arm 'simcse': no kind"),
+        (["--seeds", "x"], "--seeds must be like"),
+        (["--devices", "cuda:7"], "--devices: 'cuda:7' is none of"),
+        (["--precision", "fp8"], "precision must be"),
+        (["--corpus", "absent.txt"], "absent.txt"),
+        (["--sts-data", "absent"], "absent"),
+        (["--sts-data", "none"], "nothing to score on"),
+        (["--model", "no/such-model"], "no/such-model"),
+        (["--pooling", "first"], "pooling must be"),
+        (["--batch-size", "100"], "fewer than one batch"),
+    ],
+)
+def test_what_is_wrong_ends_with_a_reason(
+    run: Run, flags: list[str], extra: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match=f"error: .*{message}"):
+        run(*flags, *extra)
+    assert not list(tmp_path.glob("out/*.md")) and not list(tmp_path.glob("out/cells/*.json"))
