@@ -32,8 +32,9 @@ ALLOWED = {
     "cached": {"citations", "columns", "losses"},
     "corpus": {"sources"},
     "sources": {"textfiles"},
-    "evaluation": {"sts_data", "sts_encoding", "sts_results"},
-    "training": {"collator", "encoder", "losses", "corpus", "recipes", "evaluation"},
+    "evaluation": {"provenance", "sts_data", "sts_encoding", "sts_results"},
+    "sts_encoding": {"weights"},
+    "training": {"collator", "encoder", "losses", "corpus", "recipes", "evaluation", "weights"},
     "cells": {"losses", "objective"},
     "materials": {
         "cells",
