@@ -6,6 +6,7 @@ The same functions serve the test's own process, which is the reference: one pro
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,13 @@ from sentence_transformers import (
 )
 from torch import Tensor, nn
 
-from st_gsinfonce import CachedGSInfoNCELoss, GSInfoNCELoss, NoiseStepCallback, build_encoder
+from st_gsinfonce import (
+    CachedGSInfoNCELoss,
+    GSInfoNCELoss,
+    NoiseStepCallback,
+    build_encoder,
+    build_trainer,
+)
 from st_gsinfonce import losses as losses_module
 
 BATCH = 12  # of all processes together
@@ -121,6 +128,18 @@ def train(bert: Path, output: Path, world: int, texts: int, batch: int) -> dict[
     return {"steps": torch.tensor(trainer.state.global_step), **weights}
 
 
+def share_output(bert: Path, output: Path, rank: int) -> None:
+    """Look at the output folder late, where rank 0 writes to it as soon as it may."""
+    if rank > 0:
+        time.sleep(1)
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(output), use_cpu=True, report_to="none", per_device_train_batch_size=4
+    )
+    build_trainer(build_encoder(bert, seed=0, device="cpu"), make_sentences(16), arguments)
+    if rank == 0:
+        (output / "written").write_text("")
+
+
 def main(bert: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
@@ -140,6 +159,7 @@ def main(bert: Path, folder: Path) -> None:
             results["noise"] = draws[0]
     results["training"] = train(bert, folder / "trainer", world, STEPS * BATCH, BATCH)
     results["incomplete"] = train(bert, folder / "short", world, 65, 64 // world * world)
+    share_output(bert, folder / "shared", rank)
     torch.save(results, folder / f"rank-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

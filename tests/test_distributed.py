@@ -6,7 +6,8 @@
 - A training without dropout ends the same however many processes share the batch, and an incomplete last
   batch does not hang it.
 - The training script runs under both launchers: one process writes, all of them evaluate.
-- What is wrong ends all processes with a reason, not one of them while the others wait.
+- What is wrong ends all processes with a reason, not one of them while the others wait; and what one process
+  has begun to write is nothing wrong to the next.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def test_several_processes_are_one_with_the_whole_batch(
             assert (found[name] - expected[name]).abs().max() <= 1e-4, name
         assert max((found[name] - start[name]).abs().max() for name in found) > 1e-3  # it moved
         assert results["incomplete"]["steps"] == 1
+    assert (tmp_path / "shared" / "written").exists()
 
 
 @pytest.fixture
