@@ -107,19 +107,14 @@ def main() -> None:
         for treated, baseline in dict.fromkeys(pairs(arms))
     ]
     verdict = overall_verdict([c for c in comparisons if c.metric == report.primary[0]], arms[0])
-    text = "\n\n".join(
-        [
-            "# Comparison of losses",
-            verdict,
-            report.markdown_means(),
-            "## Paired differences",
-            markdown_comparisons(comparisons),
-            *(f"- {c.verdict}" for c in comparisons if c.metric == report.primary[0]),
-            "## Every run",
-            report.markdown_cells(),
-            report.provenance(),
-        ]
-    )
+    parts = ["# Comparison of losses", verdict, report.markdown_means()]
+    if comparisons:
+        parts += ["## Paired differences", markdown_comparisons(comparisons)]
+        parts.append(
+            "\n".join(f"- {c.verdict}" for c in comparisons if c.metric == report.primary[0])
+        )
+    parts += ["## Every run", report.markdown_cells(), report.provenance()]
+    text = "\n\n".join(parts)
     write_atomically(output / f"{options.name}.md", text + "\n")
     record = report.to_dict(comparisons, verdict=verdict, run=describe_run())
     write_atomically(output / f"{options.name}.json", to_json(record))
