@@ -61,9 +61,7 @@ def launch(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:.gradient_checkpointing_enable:FutureWarning"
-)  # the name of 5.0
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # names of 5.0
 @pytest.mark.parametrize("processes", [2, 3])
 def test_several_processes_are_one_with_the_whole_batch(
     processes: int, tiny_bert: Path, tmp_path: Path
