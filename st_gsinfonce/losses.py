@@ -159,7 +159,8 @@ class GSInfoNCELoss(nn.Module):
         if noise_size is not None:
             _require("noise_size", noise_size, "0 or a positive integer", _is_natural)
         if seed is not None:
-            _require("seed", seed, "0, a positive integer or None", _is_natural)
+            fits = "None or an integer from 0 to 2**64 - 1"
+            _require("seed", seed, fits, lambda x: _is_natural(x) and x < 2**64)
         if noise not in ("sampled", "expected"):
             raise ValueError(f'noise must be "sampled" or "expected", got {noise!r}')
         cosine = similarity_fct in (cos_sim, objective.cos_sim)
