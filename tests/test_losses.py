@@ -537,7 +537,7 @@ def test_no_expected_noise_is_no_noise() -> None:
             for name in ("noise_size", "seed")
             for value in (-1, 1.5, 3.0, math.nan, True, "1")
         ],
-        ("seed", 2**64),
+        ({"seed": 2**64}, "seed must be"),
         *[
             ({"noise": "expected", "virtual_cosine": value}, "virtual_cosine must be")
             for value in (1.01, -1.01, math.nan, math.inf, True)
