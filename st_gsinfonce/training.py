@@ -63,8 +63,9 @@ def build_trainer(
 
     Raises:
         ValueError: For sentences that are no text (names the row), fewer of them than one batch, all the
-            same, a dataset with several columns or one taken for labels, a model without dropout,
-            ``push_to_hub`` while the model has its train-only head, or several GPUs in one process.
+            same, or given by a generator, a dataset with several columns or one taken for labels, a model
+            without dropout, ``push_to_hub`` while the model has its train-only head, several GPUs in one
+            process, or ``overwrite`` while resuming.
         FileExistsError: If the output folder holds something and neither resuming nor ``overwrite``
             is asked for.
         OSError: If the output folder cannot be written.
@@ -73,6 +74,10 @@ def build_trainer(
         raise ValueError(
             f"one process would train on {args.n_gpu} GPUs (DataParallel): start one process a GPU with "
             f"torchrun --nproc-per-node {args.n_gpu}, or set CUDA_VISIBLE_DEVICES=0"
+        )
+    if overwrite and args.resume_from_checkpoint:
+        raise ValueError(
+            "overwrite deletes the checkpoints that resume_from_checkpoint goes on from: give one of them"
         )
     dataset = _as_dataset(sentences)
     if isinstance(dataset, Dataset):
@@ -245,6 +250,10 @@ def _as_dataset(sentences: Sequence[str] | Dataset | IterableDataset) -> Dataset
         return sentences
     if isinstance(sentences, str):
         raise ValueError("sentences must be a list of strings, got one string")
+    if not hasattr(sentences, "__len__"):
+        raise ValueError(
+            f"sentences must be a list or a dataset, got a {type(sentences).__name__}: list(...) makes one"
+        )
     for row, sentence in enumerate(sentences, start=1):
         if not isinstance(sentence, str):
             raise ValueError(f"sentence {row} is {sentence!r}, not a string: see load_sentences")

@@ -48,6 +48,7 @@ ALLOWED = {
     },
     "experiments": {"cells", "encoder", "materials", "provenance", "training", "weights"},
     "report": {"analysis", "cells"},
+    "encoder": {"whole_folders"},
     "hub": {"bundle", "card", "encoder", "evaluation", "remote"},
     "bundle": {"encoder"},
     "card": {"citations", "evaluation", "sts_data"},
