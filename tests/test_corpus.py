@@ -709,3 +709,15 @@ def test_what_the_hub_refuses_is_told(
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(ValueError, match=message):
         load_sentences("org/name", split="dev")
+
+
+def test_a_guessed_column_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.csv").write_text("A river runs.\nBread is baked.\nIt rains.\n")
+    assert load_sentences(tmp_path / "a.csv").column == "A river runs."
+    assert "reading column 'A river runs.'" in caplog.text  # at WARNING, which is shown by default
+
+
+def test_a_column_named_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,text\na b,c d\n")
+    with pytest.raises(ValueError, match="a.csv names a column twice"):
+        load_sentences(tmp_path / "a.csv")

@@ -447,3 +447,49 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     place_package(monkeypatch, None)
     with pytest.raises(ImportError, match=r"st_gsinfonce\[quickstart\]"):
         embedded_encoder()
+
+
+# Folders that are whole or not there
+
+
+def test_an_empty_folder_stays_the_folder_it_is(
+    trained: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount point, a link or the current folder cannot be renamed over."""
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    save_encoder(trained, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert not [path for path in real.iterdir() if path.name.startswith(".")]
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    save_encoder(trained, ".")
+    names = {path.name for path in real.iterdir()}
+    assert {path.name for path in here.iterdir()} == names and "modules.json" in names
+
+
+def test_a_file_in_the_way_is_named_before_the_head_is_gone(
+    trained: SentenceTransformer, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="file is a file, so .*below cannot be made"):
+        save_encoder(trained, tmp_path / "file" / "below")
+    assert has_head(trained)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_output_must_make_sense(trained: SentenceTransformer, tmp_path: Path) -> None:
+    trained.save_pretrained(str(tmp_path / "saved"))
+    with pytest.raises(ValueError, match="save_encoder"):
+        strip_head(trained, tmp_path / "x")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="inside of"):
+        strip_head(tmp_path / "saved", tmp_path / "saved" / "sub")
+    assert has_head(trained) and has_head(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("length", [0, 2, -5, 65, "32", True, 32.0])
+def test_a_length_that_cannot_be_is_named(tiny_bert: Path, length: Any) -> None:
+    with pytest.raises(ValueError, match="max_seq_length"):
+        build_encoder(tiny_bert, max_seq_length=length, device="cpu")

@@ -213,3 +213,31 @@ def test_the_quick_start_in_five_steps(
     assert not has_head(tmp_path / "encoder")
     with pytest.raises(SystemExit, match="encoder exists and is not overwritten"):
         run("quickstart.py", "--max-steps", 5, "--output", "encoder")
+
+
+def test_a_resumed_run_keeps_its_settings(run: Run, flags: list[object], tmp_path: Path) -> None:
+    module = run("train_unsup.py", *flags, name="module")
+    module["main"].__globals__["save_encoder"] = lambda *_: None  # as if killed before it
+    module["main"]()
+    record = (tmp_path / "run" / "run.json").read_text()
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    for extra, message in {
+        ("--max-steps", 2): "max_steps: 4, now 2",
+        ("--scale", 10): "scale: 20.0, now 10.0",
+        ("--seed", 1): "seed: 42, now 1",
+        ("--overwrite",): "give one of them",
+    }.items():
+        with pytest.raises(SystemExit, match=message):
+            run("train_unsup.py", *flags, "--resume", *extra)
+        assert sorted((tmp_path / "run" / "checkpoints").iterdir()) == checkpoints
+    run("train_unsup.py", *flags, "--resume")
+    assert (tmp_path / "run" / "run.json").read_text() == record
+    assert (tmp_path / "run" / "encoder" / "modules.json").is_file()
+
+
+def test_the_fit_script_looks_before_it_trains(run: Run, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(SystemExit, match="taken exists and is not overwritten"):
+        run("train_fit_api.py", "no/such-model", corpus, "taken")
+    with pytest.raises(SystemExit, match="MODEL SENTENCES.txt OUTPUT"):
+        run("train_fit_api.py")

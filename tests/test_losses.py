@@ -544,6 +544,8 @@ def test_no_expected_noise_is_no_noise() -> None:
         ],
         ({"noise": "none"}, "noise must be"),
         ({"noise": None}, "noise must be"),
+        ({"similarity_fct": "cos"}, "similarity_fct='cos'"),
+        ({"streamed": "yes"}, "streamed='yes'"),
         ({"noise_ratio": 3.0, "noise_size": 192}, "noise_ratio.*noise_size"),
         ({"noise": "expected", "similarity_fct": dot_score}, "similarity_fct=.*dot"),
         ({"noise": "expected", "noise_mean": 0.1}, "noise_mean=0.1"),

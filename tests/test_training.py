@@ -387,3 +387,19 @@ def test_precision_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="needs a GPU"):
         precision_arguments("fp16")
     assert precision_arguments("fp32") == {"bf16": False, "fp16": False}
+
+
+def test_resuming_and_overwriting_exclude_each_other(
+    encoder, sentences, training_arguments, tmp_path
+) -> None:
+    checkpoint = tmp_path / "trainer" / "checkpoint-3"
+    checkpoint.mkdir(parents=True)
+    arguments = training_arguments(resume_from_checkpoint=str(checkpoint))
+    with pytest.raises(ValueError, match="deletes the checkpoints"):
+        build_trainer(encoder, sentences, arguments, overwrite=True)
+    assert checkpoint.is_dir()
+
+
+def test_a_generator_is_named(encoder, sentences, training_arguments) -> None:
+    with pytest.raises(ValueError, match=r"got a generator: list\(\.\.\.\)"):
+        build_trainer(encoder, (s for s in sentences), training_arguments())
