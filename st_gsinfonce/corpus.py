@@ -67,7 +67,10 @@ class CorpusReport:
         """Return the report in one line."""
         line = f"kept {self.kept:,} of {self.total:,}"
         if self.dropped:
-            counts = ", ".join(f"{entry.count:,} {entry.reason}" for entry in self.dropped)
+            counts = ", ".join(
+                f"{entry.count:,} {entry.reason.removesuffix('s') if entry.count == 1 else entry.reason}"
+                for entry in self.dropped
+            )
             line += f": {counts} (first: {self.dropped[-1].first})"
         return line
 

@@ -365,7 +365,7 @@ def test_max_sentences_stops_reading() -> None:
 
     corpus = load_sentences(endless(), max_sentences=3)
     assert corpus.sentences == ["sentence 0", "sentence 1", "sentence 2"]
-    assert str(corpus.report) == "kept 3 of 4: 1 duplicates (first: row 3)"
+    assert str(corpus.report) == "kept 3 of 4: 1 duplicate (first: row 3)"
 
 
 def test_real_sentences_pass_untouched(corpus_file: Path) -> None:
