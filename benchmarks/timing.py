@@ -9,22 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import shlex
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-PACKAGES = ("st_gsinfonce", "sentence-transformers", "transformers", "torch", "numpy")
+from st_gsinfonce.provenance import describe_run
+
 SLOW_SECONDS = 60.0  # what a contestant may take in all, three rounds excepted
 Report = dict[str, Any]
 
@@ -142,19 +139,7 @@ def _spread(entry: Mapping[str, Any]) -> str:
 def environment(seed: int) -> Report:
     """Describe this run: command, date, seed, versions, hardware."""
     command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
-    return {
-        "command": shlex.join(command),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": seed,
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
-        "hardware": {
-            "cpu": _cpu_model(),
-            "cores": os.cpu_count(),
-            "torch_threads": torch.get_num_threads(),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "system": f"{platform.system()} {platform.machine()}",
-        },
-    }
+    return {**describe_run(), "command": shlex.join(command), "seed": seed}
 
 
 def provenance(report: Report) -> str:
@@ -165,15 +150,6 @@ def provenance(report: Report) -> str:
         f"`{report['command']}` on {report['date'][:10]}: {hardware['cpu']}, {hardware['cores']} cores, "
         f"{hardware['torch_threads']} thread(s) of torch, {hardware['cpu_capability']}; {versions}."
     )
-
-
-def _cpu_model() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
 
 
 def parser(description: str) -> argparse.ArgumentParser:
