@@ -24,8 +24,8 @@ from st_gsinfonce import objective
 from st_gsinfonce.citations import GS_INFONCE, SIMCSE
 from st_gsinfonce.columns import Features, merge_columns
 from st_gsinfonce.noise import NoiseKey, draw_noise, noise_blocks
-from st_gsinfonce.objective import GSInfoNCEStatistics, Similarity
-from st_gsinfonce.streamed import gs_infonce_streamed, inner_product
+from st_gsinfonce.objective import GSInfoNCEStatistics, Similarity, inner_product
+from st_gsinfonce.streamed import gs_infonce_streamed
 
 DEFAULT_NOISE_RATIO = 3.0
 

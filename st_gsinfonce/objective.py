@@ -55,6 +55,11 @@ def cos_sim(a: Tensor, b: Tensor) -> Tensor:
     return unit(a) @ unit(b).T
 
 
+def inner_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner product of every row of ``a``, (N, D), with every row of ``b``, (C, D)."""
+    return a @ b.T
+
+
 def _check_finite(name: str, value: float, *, positive: bool) -> None:
     if not math.isfinite(value) or value < 0 or (positive and value == 0):
         wanted = "a positive number" if positive else "0 or a positive number"
@@ -128,7 +133,7 @@ def _terms(
     if similarity is cos_sim:  # normalise the anchors once, not once for each of the two products
         anchors, candidates = unit(anchors), unit(candidates)
         noise = None if noise is None else unit(noise)
-        similarity = _inner_products
+        similarity = inner_product
     logits = similarity(anchors, candidates) * scale  # (N, C)
     positive = logits.diagonal(offset).clone()  # (N,)
     # A constant noise sum takes the positive's place in its row and costs nothing. Without one it is the
@@ -144,10 +149,6 @@ def _terms(
         noise_term = torch.logsumexp(noise_logits, dim=1) + math.log(noise_weight)
         rest = torch.logaddexp(rest, noise_term)
     return _Terms(positive, rest, noise_term)
-
-
-def _inner_products(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b.T
 
 
 def gs_infonce(

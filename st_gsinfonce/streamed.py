@@ -27,18 +27,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from st_gsinfonce.objective import Similarity, check_arguments, cos_sim, unit
+from st_gsinfonce.objective import Similarity, check_arguments, cos_sim, inner_product, unit
 
 NoiseBlocks = Callable[[], Iterable[Tensor]]
 """Makes the noise anew, in blocks of shape (rows, D)."""
 
 BLOCK_ROWS = 1024  # candidates or noise vectors of a tile
 TILE_ROWS = 1024  # anchors of a tile
-
-
-def inner_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the inner product of every row of ``a``, (N, D), with every row of ``b``, (C, D)."""
-    return a @ b.T
 
 
 def gs_infonce_streamed(
