@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +281,9 @@ def _run_workers(
     pending: Sequence[Cell], options: GridOptions, folder: Path, devices: list[str], bar: Any
 ) -> None:
     plan = {
-        "options": asdict(options) | {"devices": "auto"},
+        # A script's own options, in a subclass, say which cells there are: workers are told these.
+        "options": {f.name: getattr(options, f.name) for f in fields(GridOptions)}
+        | {"devices": "auto"},
         "cells": [asdict(cell) for cell in pending],
         "folder": os.fspath(folder),
         "command": describe_run()["command"],
