@@ -1,5 +1,12 @@
 """Unsupervised sentence encoders with GS-InfoNCE, as a sentence-transformers plugin."""
 
+from st_gsinfonce.analysis import (
+    alignment,
+    anisotropy,
+    effective_rank,
+    probe_false_negatives,
+    uniformity,
+)
 from st_gsinfonce.cached import CachedGSInfoNCELoss
 from st_gsinfonce.checkpoints import last_checkpoint
 from st_gsinfonce.collator import SimCSEDataCollator
@@ -39,8 +46,11 @@ __all__ = [
     "STSEvaluator",
     "STSResults",
     "SimCSEDataCollator",
+    "alignment",
+    "anisotropy",
     "build_encoder",
     "build_trainer",
+    "effective_rank",
     "embedded_corpus",
     "embedded_encoder",
     "evaluate_sts",
@@ -52,7 +62,9 @@ __all__ = [
     "load_encoder",
     "load_sentences",
     "precision_arguments",
+    "probe_false_negatives",
     "push_encoder",
     "save_encoder",
     "strip_head",
+    "uniformity",
 ]

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from st_gsinfonce.analysis import PairedDifference, paired_difference
 from st_gsinfonce.cells import Arm, Cell, CellResult
+from st_gsinfonce.significance import PairedDifference, paired_difference
 
 PRIMARY = ("Avg.", "STS-B dev", "docs MRR@10")
 """The scores that arms are compared by, as far as they were computed."""

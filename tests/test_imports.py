@@ -47,12 +47,15 @@ ALLOWED = {
         "weights",
     },
     "experiments": {"cells", "encoder", "materials", "provenance", "training", "weights"},
-    "report": {"analysis", "cells"},
+    "analysis": {"geometry", "objective"},
+    "geometry": {"objective"},
+    "diagnostics": {"losses"},
+    "report": {"cells", "significance"},
     "encoder": {"whole_folders"},
     "hub": {"bundle", "card", "encoder", "evaluation", "remote"},
     "bundle": {"encoder"},
     "card": {"citations", "evaluation", "sts_data"},
-    "plots": {"analysis"},
+    "plots": {"analysis", "report"},  # for types
 }
 
 

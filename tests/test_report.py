@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from test_cells import SETTING, result_of
 
-from st_gsinfonce.analysis import paired_difference
+from st_gsinfonce.significance import paired_difference
 from st_gsinfonce.cells import Arm, Cell, CellResult
 from st_gsinfonce.report import GridReport, markdown_comparisons, markdown_table, to_json
 

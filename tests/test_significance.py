@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from st_gsinfonce.analysis import (
+from st_gsinfonce.significance import (
     PairedDifference,
     bootstrap_interval,
     paired_difference,
