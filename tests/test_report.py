@@ -13,9 +13,9 @@ from dataclasses import replace
 import pytest
 from test_cells import SETTING, result_of
 
-from st_gsinfonce.significance import paired_difference
 from st_gsinfonce.cells import Arm, Cell, CellResult
 from st_gsinfonce.report import GridReport, markdown_comparisons, markdown_table, to_json
+from st_gsinfonce.significance import paired_difference
 
 PLAIN, NOISY, WIDE = Arm(), Arm("expected", 0.0, 10.0), Arm(dropout=0.2)
 SCORES = {PLAIN: [70.0, 71.0, 75.0], NOISY: [71.0, 73.0, 78.0], WIDE: [70.5]}
