@@ -34,6 +34,7 @@ from transformers.utils import logging
 
 from st_gsinfonce import (
     CachedGSInfoNCELoss,
+    DiagnosticsCallback,
     GSInfoNCELoss,
     STSEvaluator,
     build_encoder,
@@ -105,6 +106,10 @@ class UnsupArguments:
     mini_batch_size: int | None = field(
         default=None,
         metadata={"help": "Embed so many texts at a time: a large batch in little memory."},
+    )
+    diagnostics: bool = field(
+        default=True,
+        metadata={"help": "Log cosines, alignment, uniformity and the noise's share; a CSV too."},
     )
 
 
@@ -256,6 +261,10 @@ def main() -> None:
         evaluator=evaluator,
         overwrite=settings.overwrite,
     )
+    if settings.overwrite and main_process:
+        (run / "diagnostics.csv").unlink(missing_ok=True)
+    if settings.diagnostics:
+        trainer.add_callback(DiagnosticsCallback(trainer, csv_file=run / "diagnostics.csv"))
     if main_process:
         print(f"{settings.corpus}: {corpus.report}")
         write_settings(

@@ -11,6 +11,7 @@ from st_gsinfonce.cached import CachedGSInfoNCELoss
 from st_gsinfonce.checkpoints import last_checkpoint
 from st_gsinfonce.collator import SimCSEDataCollator
 from st_gsinfonce.corpus import load_sentences
+from st_gsinfonce.diagnostics import DiagnosticsCallback
 from st_gsinfonce.embedded import embedded_corpus
 from st_gsinfonce.encoder import (
     ProjectionHead,
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "STS_TASKS",
     "CachedGSInfoNCELoss",
+    "DiagnosticsCallback",
     "GSInfoNCELoss",
     "NoiseStepCallback",
     "ProjectionHead",

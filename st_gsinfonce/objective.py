@@ -262,16 +262,24 @@ def expected_log_noise_mass(
 
 @dataclass(frozen=True)
 class GSInfoNCEStatistics:
-    """What a batch looked like to the loss; means over its anchors.
+    r"""What a batch looked like to the loss; means over its anchors.
 
     Attributes:
-        positive_similarity: Similarity of an anchor with its positive.
-        negative_similarity: Similarity of an anchor with its other candidates; NaN where it has none.
+        positive_cosine: Cosine similarity of an anchor with its positive.
+        negative_cosine: Cosine similarity of an anchor with its other candidates.
+        alignment: Mean squared distance of an anchor from its positive, both normalised:
+            :math:`2 - 2 \cos` (https://arxiv.org/abs/2005.10242).
+        uniformity: :math:`\log` of the mean of :math:`e^{-2 d^2}` over the distances d of an anchor from
+            its other candidates, normalised (the same source, for a batch).
         noise_share: Share of the loss's denominator held by the noise, in [0, 1].
+
+    What concerns other candidates is NaN where there are none.
     """
 
-    positive_similarity: float
-    negative_similarity: float
+    positive_cosine: float
+    negative_cosine: float
+    alignment: float
+    uniformity: float
     noise_share: float
 
 
@@ -296,11 +304,19 @@ def gs_infonce_statistics(
         if terms.noise is not None:
             log_denominator = torch.logaddexp(terms.rest, terms.positive)
             share = (terms.noise - log_denominator).exp().mean()
-        similarities = similarity(anchors.float(), candidates.float())  # (N, C)
-    others = similarities.sum() - terms.positive.sum() / scale
-    count = similarities.numel() - len(anchors)
+        cosines = cos_sim(anchors.float(), candidates.float())  # (N, C)
+    positive = cosines.diagonal(offset).mean().item()
+    others = cosines.numel() - len(anchors)
+    negative = uniformity = math.nan
+    if others:
+        negative = (cosines.sum().item() - positive * len(anchors)) / others
+        cosines.diagonal(offset).fill_(-math.inf)
+        # The squared distance of unit vectors is 2 - 2 cos.
+        uniformity = torch.logsumexp(4 * cosines - 4, dim=(0, 1)).item() - math.log(others)
     return GSInfoNCEStatistics(
-        positive_similarity=(terms.positive.mean() / scale).item(),
-        negative_similarity=(others / count).item() if count else math.nan,
+        positive_cosine=positive,
+        negative_cosine=negative,
+        alignment=2 - 2 * positive,
+        uniformity=uniformity,
         noise_share=share.item(),
     )

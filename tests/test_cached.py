@@ -306,7 +306,7 @@ def test_statistics_are_the_plain_loss_s(encode_in_double: Callable) -> None:
         loss(columns_of(model, 2), None)
     # What the comparisons here rest on: neither the noise nor the positives are all there is.
     assert 0.01 < plain.statistics.noise_share < 0.99
-    assert plain.statistics.negative_similarity < 0.95
+    assert plain.statistics.negative_cosine < 0.95
     for name, value in vars(plain.statistics).items():
         assert getattr(cached.statistics, name) == pytest.approx(value, rel=1e-9)
 

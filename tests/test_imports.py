@@ -49,7 +49,7 @@ ALLOWED = {
     "experiments": {"cells", "encoder", "materials", "provenance", "training", "weights"},
     "analysis": {"geometry", "objective"},
     "geometry": {"objective"},
-    "diagnostics": {"losses"},
+    "diagnostics": {"losses", "objective"},
     "report": {"cells", "significance"},
     "encoder": {"whole_folders"},
     "hub": {"bundle", "card", "encoder", "evaluation", "remote"},

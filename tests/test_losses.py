@@ -619,12 +619,8 @@ def test_statistics_describe_the_last_training_batch() -> None:
     positive = torch.eye(*cosines.shape, dtype=torch.bool)
     shares = torch.cat([cosines, noise], dim=1).mul(20).softmax(dim=1)[:, cosines.shape[1] :]
     statistics = loss.statistics
-    assert statistics.positive_similarity == pytest.approx(
-        cosines[positive].mean().item(), abs=1e-5
-    )
-    assert statistics.negative_similarity == pytest.approx(
-        cosines[~positive].mean().item(), abs=1e-5
-    )
+    assert statistics.positive_cosine == pytest.approx(cosines[positive].mean().item(), abs=1e-5)
+    assert statistics.negative_cosine == pytest.approx(cosines[~positive].mean().item(), abs=1e-5)
     assert statistics.noise_share == pytest.approx(shares.sum(dim=1).mean().item(), abs=1e-5)
     assert statistics == loss.statistics  # reading changes nothing
 

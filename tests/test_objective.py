@@ -703,16 +703,39 @@ def test_statistics(noise_weight: float, offset: int, hard: int) -> None:
     found = gs_infonce_statistics(
         anchors, batch.candidates, batch.noise, scale=5.0, noise_weight=noise_weight, offset=offset
     )
-    assert found.positive_similarity == pytest.approx(np.mean(positives), abs=1e-6)
-    assert found.negative_similarity == pytest.approx(np.mean(negatives), abs=1e-6)
+    assert found.positive_cosine == pytest.approx(np.mean(positives), abs=1e-6)
+    assert found.negative_cosine == pytest.approx(np.mean(negatives), abs=1e-6)
     assert found.noise_share == pytest.approx(np.mean(shares), abs=1e-6)
+    assert found.alignment == pytest.approx(np.mean([2 - 2 * c for c in positives]), abs=1e-6)
+    kernel = np.mean([math.exp(-2 * (2 - 2 * c)) for c in negatives])
+    assert found.uniformity == pytest.approx(math.log(kernel), abs=1e-6)
 
 
 def test_statistics_at_the_limits() -> None:
     one = torch.tensor([[3.0, 4.0]])
     alone = gs_infonce_statistics(one, one)
-    assert alone.positive_similarity == pytest.approx(1.0)
-    assert math.isnan(alone.negative_similarity)
+    assert alone.positive_cosine == pytest.approx(1.0)
+    assert math.isnan(alone.negative_cosine) and math.isnan(alone.uniformity)
     assert alone.noise_share == 0
     half = gs_infonce_statistics(one, one, log_noise_mass=20.0)  # as heavy as the positive
     assert half.noise_share == pytest.approx(0.5)
+
+
+def test_statistics_of_a_collapsed_and_of_a_perfect_batch() -> None:
+    collapsed = gs_infonce_statistics(torch.ones(5, 8), torch.ones(5, 8))
+    assert collapsed.alignment == pytest.approx(0, abs=1e-6)
+    assert collapsed.uniformity == pytest.approx(0, abs=1e-6)  # the highest there is
+    assert collapsed.negative_cosine == pytest.approx(1)
+    perfect = gs_infonce_statistics(torch.eye(5, 8), torch.eye(5, 8))
+    assert (perfect.positive_cosine, perfect.negative_cosine) == (1, 0)
+    assert perfect.alignment == 0 and perfect.uniformity == pytest.approx(-4)
+
+
+def test_statistics_are_cosines_whatever_the_similarity() -> None:
+    batch = Batch.make(6, 9, 8)
+    by_cosine = gs_infonce_statistics(batch.anchors, batch.candidates)
+    by_dot = gs_infonce_statistics(
+        batch.anchors, 3 * batch.candidates, similarity=objective.inner_product
+    )
+    assert by_dot.positive_cosine == pytest.approx(by_cosine.positive_cosine, abs=1e-6)
+    assert by_dot.uniformity == pytest.approx(by_cosine.uniformity, abs=1e-6)

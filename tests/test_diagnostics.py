@@ -1,0 +1,147 @@
+"""The diagnostics callback.
+
+- What it logs is what the loss saw in the batch of that step, beside the Trainer's own numbers.
+- The numbers go where the Trainer reports to, and to a CSV that is never written over.
+- The training itself is the same with it and without it.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import (
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
+from torch import nn
+from transformers import TrainerCallback
+
+from st_gsinfonce import DiagnosticsCallback, GSInfoNCELoss, build_trainer
+from st_gsinfonce.diagnostics import METRICS
+
+Train = Callable[..., Any]
+
+
+@pytest.fixture
+def start(
+    make_encoder: Callable[..., SentenceTransformer],
+    sentences: list[str],
+    training_arguments: Callable[..., Any],
+) -> Train:
+    """Return a function that makes a trainer which logs every step."""
+
+    def make(
+        loss: Callable[[SentenceTransformer], nn.Module] | None = None, **settings: Any
+    ) -> Any:
+        torch.manual_seed(0)
+        model = make_encoder()
+        arguments = training_arguments(logging_strategy="steps", logging_steps=1, **settings)
+        return build_trainer(model, sentences, arguments, loss=loss or GSInfoNCELoss(model, seed=0))
+
+    return make
+
+
+def logged(trainer: Any, key: str) -> dict[int, float]:
+    return {row["step"]: row[key] for row in trainer.state.log_history if key in row}
+
+
+def test_each_log_of_the_loss_has_its_diagnostics(start: Train) -> None:
+    trainer = start()
+    seen: dict[int, dict[str, float]] = {}
+
+    class Spy(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen[state.global_step] = vars(trainer.loss.statistics)
+
+    trainer.add_callback(Spy())
+    trainer.add_callback(DiagnosticsCallback(trainer))
+    trainer.train()
+    assert set(seen) == set(logged(trainer, "loss")) == {1, 2, 3, 4}
+    for metric in METRICS:
+        assert logged(trainer, metric) == {step: values[metric] for step, values in seen.items()}
+    assert len({values["noise_share"] for values in seen.values()}) == 4  # it does change
+
+
+def test_trackers_are_given_them(start: Train) -> None:
+    trainer = start()
+    told: list[dict[str, float]] = []
+
+    class Tracker(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            told.append(dict(logs))
+
+    trainer.add_callback(Tracker())
+    trainer.add_callback(DiagnosticsCallback(trainer))
+    trainer.train()
+    assert sum("uniformity" in row for row in told) == 4
+    assert sum("loss" in row for row in told) == 4
+
+
+def test_the_training_is_the_same(start: Train) -> None:
+    losses = []
+    for watched in (False, True):
+        trainer = start()
+        if watched:
+            trainer.add_callback(DiagnosticsCallback(trainer))
+        trainer.train()
+        losses.append(logged(trainer, "loss"))
+    assert losses[0] == losses[1]
+
+
+def test_the_csv_holds_what_was_logged(start: Train, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "diagnostics.csv"
+    trainer = start()
+    trainer.add_callback(DiagnosticsCallback(trainer, csv_file=path))
+    trainer.train()
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == [1, 2, 3, 4]
+    for key in ("loss", "grad_norm", "learning_rate", *METRICS):
+        assert [float(row[key]) for row in rows] == list(logged(trainer, key).values())
+    again = start(max_steps=2, output_dir=str(tmp_path / "second"))
+    again.add_callback(DiagnosticsCallback(again, csv_file=path))
+    again.train()
+    lines = path.read_text().splitlines()
+    assert len(lines) == 7 and sum(line.startswith("step,") for line in lines) == 1
+
+
+def test_a_file_of_something_else_stays(start: Train, tmp_path: Path) -> None:
+    path = tmp_path / "notes.csv"
+    path.write_text("my,notes\n1,2\n")
+    with pytest.raises(ValueError, match=r"notes\.csv starts with 'my,notes', not with"):
+        DiagnosticsCallback(start(), csv_file=path)
+    assert path.read_text() == "my,notes\n1,2\n"
+
+
+def test_losses_inside_of_losses_and_dicts_of_losses(start: Train) -> None:
+    trainer = start(lambda model: MatryoshkaLoss(model, GSInfoNCELoss(model, seed=0), [32, 16]))
+    trainer.add_callback(DiagnosticsCallback(trainer))
+    trainer.train()
+    assert set(logged(trainer, "alignment")) == {1, 2, 3, 4}
+    trainer.loss = {"qa": GSInfoNCELoss(trainer.model), "news": GSInfoNCELoss(trainer.model)}
+    names = DiagnosticsCallback(trainer).columns
+    assert "qa_alignment" in names and "news_noise_share" in names
+
+
+def test_a_loss_without_statistics_is_refused(start: Train) -> None:
+    with pytest.raises(ValueError, match="got MultipleNegativesRankingLoss"):
+        DiagnosticsCallback(start(lambda model: MultipleNegativesRankingLoss(model)))
+
+
+@pytest.mark.parametrize("clip", [1.0, float("inf")])
+def test_the_gradient_norm_is_that_before_clipping(
+    start: Train, clip: float, tmp_path: Path
+) -> None:
+    trainer = start(max_grad_norm=clip)
+    trainer.add_callback(DiagnosticsCallback(trainer, csv_file=tmp_path / "d.csv"))
+    trainer.train()
+    with (tmp_path / "d.csv").open(newline="") as file:
+        norms = [float(row["grad_norm"]) for row in csv.DictReader(file)]
+    assert len(norms) == 4 and all(1.5 < norm < math.inf for norm in norms)
