@@ -1,6 +1,6 @@
 """How the cost of the loss grows with the batch: time, memory, and the cached loss with an encoder.
 
-python benchmarks/scale.py [--quick] [--json FILE] [--threads N] [--largest 16384] [--part loss encoder]
+python benchmarks/scale.py [--quick] [--json FILE] [--threads N] [--sizes N ...] [--part ...]
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from st_gsinfonce.encoder import build_encoder, embedded_encoder
 
 DIM = 768
 NOISE_RATIO = 3
-SIZES = (64, 256, 1024, 4096, 16384, 65536)
+SIZES = (64, 256, 1024, 4096, 16384)
+PARTS = ("loss", "exponents", "encoder")
 TIMED_ONCE = 65536  # from this size on, in the process that measures memory
 MATMUL = "2,048 x 2,048 matrices multiplied"
 SIDE = 2048
@@ -133,8 +134,7 @@ def matmul() -> Callable[[], object]:
 
 def measure_losses(options: argparse.Namespace) -> tuple[list[Report], list[Target]]:
     results, targets = [], []
-    sizes = [16] if options.quick else [n for n in SIZES if n <= options.largest]
-    for size in sizes:
+    for size in [16] if options.quick else options.sizes:
         kinds = [kind for kind in KINDS if fits(kind, size)]
         if size >= TIMED_ONCE:
             kinds = [kind for kind in kinds if "streamed" in kind]
@@ -270,8 +270,9 @@ def measure(options: argparse.Namespace) -> tuple[Report, list[Target]]:
     targets: list[Target] = []
     if "loss" in options.part:
         results["loss"], found = measure_losses(options)
-        results["exponents"] = measure_exponents(options)
         targets += found
+    if "exponents" in options.part:
+        results["exponents"] = measure_exponents(options)
     if "encoder" in options.part:
         results["encoder"], found = measure_encoder(options)
         targets += found
@@ -291,14 +292,12 @@ def markdown(report: Report) -> str:
         parts += ["Milliseconds a call:", table(results, columns, "milliseconds")]
         parts += ["Nanoseconds a compared pair:", table(results, columns, "nanoseconds_a_pair")]
         parts += ["Ratios:", table(results, columns, "ratios")]
-        parts += [
-            "Share of the machine's matrix-multiply rate:",
-            table(results, columns, "share_of_matmul_rate"),
-            "Peak memory above the inputs, MiB:",
-            _peaks(results, columns),
-            "Time grows with the power:",
-            _exponents(report["exponents"]),
-        ]
+        if any(result["share_of_matmul_rate"] for result in results):
+            shares = table(results, columns, "share_of_matmul_rate")
+            parts += ["Share of the machine's matrix-multiply rate:", shares]
+        parts += ["Peak memory above the inputs, MiB:", _peaks(results, columns)]
+    if "exponents" in report:
+        parts += ["Time grows with the power:", _exponents(report["exponents"])]
     if "encoder" in report:
         results = report["encoder"]
         columns = [f"batch {result['batch']}" for result in results]
@@ -329,15 +328,14 @@ def _lines(lines: list[list[str]]) -> str:
 def main() -> int:
     options = parser(__doc__ or "")
     options.add_argument(
-        "--largest",
+        "--sizes",
+        nargs="+",
         type=int,
-        default=16384,
+        default=SIZES,
         metavar="N",
-        help="largest batch of the loss alone; 65536 takes 10^14 operations",
+        help="batches of the loss alone; 65536 takes 10^14 operations",
     )
-    options.add_argument(
-        "--part", nargs="+", choices=["loss", "encoder"], default=["loss", "encoder"]
-    )
+    options.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
     options.add_argument("--peak-of", nargs=2, metavar=("KIND", "N"), help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.peak_of:
