@@ -81,7 +81,7 @@ def plot_probe(data: ProbeData) -> Figure:
         axis.set_xticks([], minor=True)
         axis.set_xlabel("batch size, sentences")
         axis.set_ylabel(f"cosine, mean of the {probe.top_k} largest\nof a batch")
-        axis.set_title(data.title)
+        axis.set_title(textwrap.fill(data.title, 72))
         add_legend(figure, [axis])
     return figure
 
