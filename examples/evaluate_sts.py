@@ -12,7 +12,7 @@ transformers model and was scored on its [CLS] vector without the head; sentence
 pool it by mean. A saved sentence-transformers model pools as it says, any other checkpoint by --pooling.
 
 --figure PATH draws how the cosine similarities of a task's pairs spread by gold score, for the baseline and
-for MODEL, as PATH.png, .svg and the .json that it is drawn from. It needs ``pip install "st_gsinfonce[plot]"``.
+for MODEL, as PATH.png, .svg and the .json that it is drawn from, and needs "st_gsinfonce[plot]".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sentence_transformers.util import is_sentence_transformer_model, pairwise_c
 from st_gsinfonce.encoder import build_encoder, load_encoder
 from st_gsinfonce.evaluation import STS_TASKS, evaluate_sts
 from st_gsinfonce.figure_data import EncoderCosines, SimilarityData
-from st_gsinfonce.figure_files import require_no_figure, save_figure
+from st_gsinfonce.figure_files import figure_paths, require_no_figure, save_figure
 from st_gsinfonce.plots import plot_similarity
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.sts_data import Pairs, hub_pairs, read_pairs
@@ -88,7 +88,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
                 f"--figure draws one MODEL beside its --baseline, got {len(options.models)} and "
                 f"{'no' if options.baseline is None else 'one'} baseline"
             )
-        if not options.overwrite:
+        if options.overwrite:
+            figure_paths(options.figure)  # a name that is none is found before the work
+        else:
             require_no_figure(options.figure, "--figure")
     return options
 
@@ -168,6 +170,7 @@ def main(command_line: Sequence[str] | None = None) -> None:
     task, folder = arguments.figure_task, arguments.data_dir
     if arguments.figure is not None:
         pairs = read_pairs(folder, task, "test") if folder else hub_pairs(task, "test")
+        SimilarityData(task, tuple(pairs.score), ())  # what it refuses is found before the work
     for name in dict.fromkeys(names):
         model, reason = load(name, arguments.pooling, arguments.device)
         results = evaluate_sts(
@@ -185,7 +188,8 @@ def main(command_line: Sequence[str] | None = None) -> None:
         rows[label] = results.row()
         if arguments.figure is not None:
             cosines = cosines_of(model, pairs, task, arguments.batch_size)
-            drawn.append(EncoderCosines(label, rows[label][task], cosines))
+            shown = f"{mteb_name(name)} [{results.pooling}]"
+            drawn.append(EncoderCosines(shown, rows[label][task], cosines))
     paper = paper_rows()
     print("\ncosine_spearman times 100; rows of the paper: its Table 2, arXiv 2109.04321\n")
     print(table({**rows, **paper}))

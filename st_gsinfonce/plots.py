@@ -249,6 +249,8 @@ def _draw_runs(axis: Axes, runs: Sequence[History], label: str, number: int) -> 
 
 def plot_similarity(data: SimilarityData) -> Figure:
     """Draw the distribution of cosine similarities in each bin of gold scores, encoder beside encoder."""
+    if not data.encoders:
+        raise ValueError("data.encoders is empty: there is nothing to draw")
     bins = data.bins()
     everything = [cosine for encoder in data.encoders for cosine in encoder.cosines]
     low, high = min(everything), max(everything)

@@ -376,6 +376,8 @@ def test_a_bin_without_pairs_stays_empty() -> None:
     data = SimilarityData("task", (0.5, 4.5), (EncoderCosines("x", 100.0, (0.3, 0.3)),))
     (axis,) = axes_of(data)
     assert len(labelled(axis, "median")) == 2 and "2 to 3\n(0 pairs)" in ticks(axis.yaxis)
+    with pytest.raises(ValueError, match="data.encoders is empty"):
+        draw(replace(data, encoders=()))
 
 
 @pytest.mark.parametrize(
