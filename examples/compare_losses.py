@@ -7,7 +7,9 @@
 
 Arms are compared over paired seeds: the same batches and initial head in every arm, and the same
 dropout masks in arms of equal dropout. Finished runs are kept in OUTPUT/cells, so the same command goes
-on where it was interrupted. OUTPUT/compare_losses.md and .json hold the tables.
+on where it was interrupted. OUTPUT/compare_losses.md and .json hold the tables, and two figures (.png, .svg
+and the .json that they are drawn from) the rest: compare_losses-differences, each arm against the baseline
+seed by seed, and compare_losses-training, loss and STS-B dev by step.
 """
 
 from __future__ import annotations
@@ -22,10 +24,14 @@ from transformers import HfArgumentParser
 from transformers.utils import logging
 
 from st_gsinfonce.cells import ARM_SYNTAX, Arm, Cell
-from st_gsinfonce.experiments import run_grid, write_atomically
+from st_gsinfonce.experiments import run_grid
+from st_gsinfonce.figure_data import ComparisonData, TrainingData
+from st_gsinfonce.figure_files import save_figure
 from st_gsinfonce.materials import GridOptions, load_materials, parse_seeds, setting_of
+from st_gsinfonce.plots import draw
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.report import Comparison, GridReport, markdown_comparisons, results_of, to_json
+from st_gsinfonce.whole_files import write_atomically
 
 DEFAULT_ARMS = ["infonce", "sampled", "expected"]
 DEFAULT_DROPOUTS = (0.1, 0.2)
@@ -42,7 +48,8 @@ class CompareOptions(GridOptions):
         metadata={"help": "What to compare; the first is the baseline. " + ARM_SYNTAX},
     )
     name: str = field(
-        default="compare_losses", metadata={"help": "Of the tables: OUTPUT/NAME.md, .json."}
+        default="compare_losses",
+        metadata={"help": "Of tables and figures: OUTPUT/NAME.md, NAME-training.png..."},
     )
 
 
@@ -86,6 +93,23 @@ def overall_verdict(comparisons: list[Comparison], baseline: Arm) -> str:
     return f"By {chosen[0].metric}, " + "; and ".join(parts) + "."
 
 
+def save_figures(report: GridReport, comparisons: list[Comparison], path: Path) -> None:
+    """Save what there is to draw, and say where; the tables do without."""
+    figures: dict[str, ComparisonData | TrainingData] = {}
+    if comparisons:
+        figures["differences"] = ComparisonData.of(comparisons)
+    if any(run.losses or run.dev for run in report.results):
+        figures["training"] = TrainingData.of(report)
+    try:
+        for name, data in figures.items():
+            save_figure(draw(data), data, f"{path}-{name}")
+    except ImportError as error:
+        print(f"Without the figures: {error}")
+        return
+    for name in figures:
+        print(f"Figure: {path}-{name}.png, .svg and .json.")
+
+
 def main() -> None:
     """Run, compare, print, save."""
     (options,) = HfArgumentParser(
@@ -120,6 +144,7 @@ def main() -> None:
     write_atomically(output / f"{options.name}.json", to_json(record))
     print(text)
     print(f"\nSaved as {output / options.name}.md and .json; runs are in {output / 'cells'}.")
+    save_figures(report, [c for c in comparisons if c.baseline == arms[0]], output / options.name)
 
 
 if __name__ == "__main__":

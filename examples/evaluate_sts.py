@@ -2,6 +2,7 @@
 
     python examples/evaluate_sts.py runs/my-encoder --baseline bert-base-uncased --pooling cls
     python examples/evaluate_sts.py ffgcc/gsInfoNCE-bert-base-uncased --data-dir FOLDER --output-dir runs/sts
+    python examples/evaluate_sts.py runs/bert/encoder --baseline bert-base-uncased --figure runs/similarities
 
 MODEL is a folder or a name on the hub; a checkpoint that still holds the train-only head is read without it.
 The tasks come from the hub, or from a folder of TASK/test.jsonl. Needs ``pip install "st_gsinfonce[eval]"``.
@@ -9,6 +10,9 @@ The tasks come from the hub, or from a folder of TASK/test.jsonl. Needs ``pip in
 Pooling decides the result, so the table names it. A published SimCSE or GS-InfoNCE checkpoint is a plain
 transformers model and was scored on its [CLS] vector without the head; sentence-transformers by itself would
 pool it by mean. A saved sentence-transformers model pools as it says, any other checkpoint by --pooling.
+
+--figure PATH draws how the cosine similarities of a task's pairs spread by gold score, for the baseline and
+for MODEL, as PATH.png, .svg and the .json that it is drawn from, and needs "st_gsinfonce[plot]".
 """
 
 from __future__ import annotations
@@ -20,10 +24,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import is_sentence_transformer_model
+from sentence_transformers.util import is_sentence_transformer_model, pairwise_cos_sim
 
 from st_gsinfonce.encoder import build_encoder, load_encoder
 from st_gsinfonce.evaluation import STS_TASKS, evaluate_sts
+from st_gsinfonce.figure_data import EncoderCosines, SimilarityData
+from st_gsinfonce.figure_files import figure_paths, require_no_figure, save_figure
+from st_gsinfonce.plots import plot_similarity
+from st_gsinfonce.provenance import describe_run
+from st_gsinfonce.sts_data import Pairs, hub_pairs, read_pairs
+from st_gsinfonce.sts_encoding import encode_once, task_prompt
 
 # Unsupervised checkpoints of the two papers, scored by "cls_before_pooler" in their authors' scripts.
 CLS_CHECKPOINTS = re.compile(r"(^|/)(unsup-simcse|(unsup-)?gsInfoNCE)-[^/]+/?$")
@@ -58,9 +68,31 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--data-dir", help="folder of TASK/test.jsonl (default: the hub)")
     parser.add_argument("--output-dir", help="leave MTEB's result files here")
+    parser.add_argument(
+        "--figure", metavar="PATH", help="draw the similarities by gold score, before and after"
+    )
+    parser.add_argument(
+        "--figure-task",
+        "--figure_task",
+        choices=STS_TASKS,
+        default="STSBenchmark",
+        help="whose test pairs the figure shows (default: STSBenchmark)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier figure")
     parser.add_argument("--batch-size", type=int, default=64, help="default: 64")
     parser.add_argument("--device", help="cpu, cuda... (default: the best there is)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.figure is not None:
+        if options.baseline is None or len(options.models) != 1:
+            parser.error(
+                f"--figure draws one MODEL beside its --baseline, got {len(options.models)} and "
+                f"{'no' if options.baseline is None else 'one'} baseline"
+            )
+        if options.overwrite:
+            figure_paths(options.figure)  # a name that is none is found before the work
+        else:
+            require_no_figure(options.figure, "--figure")
+    return options
 
 
 def load(name: str, pooling: str, device: str | None = None) -> tuple[SentenceTransformer, str]:
@@ -115,11 +147,30 @@ def mteb_name(name: str) -> str:
     return Path(name).resolve().name if Path(name).exists() else name
 
 
+def cosines_of(
+    model: SentenceTransformer, pairs: Pairs, task: str, batch_size: int
+) -> tuple[float, ...]:
+    """Return the cosine similarity of each pair, of vectors encoded as the task's score has them."""
+    sentences = list(dict.fromkeys([*pairs.sentence1, *pairs.sentence2]))
+    vectors = encode_once(model, sentences, task, task_prompt(model, task), batch_size, True)
+    rows = {sentence: row for row, sentence in enumerate(sentences)}
+    first, second = (
+        vectors[[rows[sentence] for sentence in column]]
+        for column in (pairs.sentence1, pairs.sentence2)
+    )
+    return tuple(pairwise_cos_sim(first, second).tolist())
+
+
 def main(command_line: Sequence[str] | None = None) -> None:
     """Evaluate each model and print the table, then the differences in points."""
     arguments = parse_arguments(command_line)
     names = [name for name in (arguments.baseline, *arguments.models) if name is not None]
     rows: dict[str, dict[str, float]] = {}
+    drawn: list[EncoderCosines] = []
+    task, folder = arguments.figure_task, arguments.data_dir
+    if arguments.figure is not None:
+        pairs = read_pairs(folder, task, "test") if folder else hub_pairs(task, "test")
+        SimilarityData(task, tuple(pairs.score), ())  # what it refuses is found before the work
     for name in dict.fromkeys(names):
         model, reason = load(name, arguments.pooling, arguments.device)
         results = evaluate_sts(
@@ -133,7 +184,12 @@ def main(command_line: Sequence[str] | None = None) -> None:
             f"{name}: pooling {results.pooling} ({reason}), {results.seconds:.0f} s, "
             f"revision {results.revision}"
         )
-        rows[f"{name} [{results.pooling}]"] = results.row()
+        label = f"{name} [{results.pooling}]"
+        rows[label] = results.row()
+        if arguments.figure is not None:
+            cosines = cosines_of(model, pairs, task, arguments.batch_size)
+            shown = f"{mteb_name(name)} [{results.pooling}]"
+            drawn.append(EncoderCosines(shown, rows[label][task], cosines))
     paper = paper_rows()
     print("\ncosine_spearman times 100; rows of the paper: its Table 2, arXiv 2109.04321\n")
     print(table({**rows, **paper}))
@@ -145,6 +201,19 @@ def main(command_line: Sequence[str] | None = None) -> None:
     for name, row in rows.items():
         print(f"\n{name}, points above (+) or below (-)\n")
         print(table({other: difference(row, points) for other, points in references.items()}, True))
+    if arguments.figure is not None:
+        data = SimilarityData(f"{task} test", tuple(pairs.score), tuple(drawn))
+        save(data, arguments.figure)
+
+
+def save(data: SimilarityData, path: str) -> None:
+    """Save the figure and say where; the table does without."""
+    try:
+        files = save_figure(plot_similarity(data), data, path, run=describe_run())
+    except ImportError as error:
+        print(f"\nWithout the figure: {error}")
+    else:
+        print(f"\nFigure: {', '.join(map(str, files.values()))}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ the expected noise sum, which acts as one virtual negative that has cosine b / s
 the paper's setting for BERT-base b is 5.5 and the cosine 0.28. The best mass is chosen on STS-B dev alone.
 
 Runs are kept in OUTPUT/cells and shared with compare_losses.py; OUTPUT/sweep_ratio and sweep_mass (.md,
-.json, .png) hold tables and figures.
+.json, .png, .svg) hold tables and figures, sweep_ratio-figure.json and sweep_mass-figure.json what the
+figures are drawn from.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from datasets import disable_progress_bars
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
 from st_gsinfonce.cells import Arm, Cell
-from st_gsinfonce.experiments import run_grid, write_atomically
+from st_gsinfonce.experiments import run_grid
+from st_gsinfonce.figure_data import Curve, Point, SweepData
+from st_gsinfonce.figure_files import save_figure
 from st_gsinfonce.materials import GridOptions, load_materials, parse_seeds, setting_of
-from st_gsinfonce.plots import Curve, plot_sweep
+from st_gsinfonce.plots import plot_sweep
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.report import Comparison, GridReport, markdown_table, results_of, to_json
+from st_gsinfonce.whole_files import write_atomically
 
 DEV = "STS-B dev"
 
@@ -132,9 +135,13 @@ def save(name: str, report: GridReport, plain: Arm, output: Path) -> None:
     write_atomically(path.with_suffix(".md"), text + "\n")
     write_atomically(path.with_suffix(".json"), to_json(record))
     print(text)
+    if not arms:
+        print(f"\nSaved as {path}.md and .json; without noise to sweep there is no figure.")
+        return
     try:
-        plot_sweep(path.with_suffix(".png"), curves(report, arms, plain), title, "Noise sweep")
-        print(f"\nSaved as {path}.md, .json and .png.")
+        data = figure_data(name, report, arms, plain, paper)
+        save_figure(plot_sweep(data), data, path, json_path=f"{path}-figure.json")
+        print(f"\nSaved as {path}.md, .json, .png and .svg.")
     except ImportError as error:
         print(f"\nSaved as {path}.md and .json, without the figure: {error}")
 
@@ -175,19 +182,41 @@ def position(arm: Arm) -> float:
     return arm.noise_ratio if arm.log_mass is None else arm.log_mass
 
 
-def curves(report: GridReport, arms: Sequence[Arm], plain: Arm) -> list[Curve]:
-    """Return a curve for each score that arms are compared by."""
-    ordered: list[Any] = sorted(arms, key=position)
-    return [
+def figure_data(
+    name: str,
+    report: GridReport,
+    arms: Sequence[Arm],
+    plain: Arm,
+    paper: dict[float, tuple[float, str]],
+) -> SweepData:
+    """Return what the figure is drawn from: a curve for each score that arms are compared by."""
+    ordered = sorted(arms, key=position)
+    published = tuple(
+        Point(ratio, round(score - paper[0.0][0], 2))
+        for ratio, (score, _) in paper.items()
+        if ratio > 0
+    )
+    curves = tuple(
         Curve(
             label=metric,
-            x=[position(arm) for arm in ordered],
-            mean=[report.mean(arm, metric) for arm in ordered],
-            sd=[report.sd(arm, metric) for arm in ordered],
-            baseline=report.mean(plain, metric),
+            x=tuple(position(arm) for arm in ordered),
+            scores=tuple(tuple(report.scores(arm, metric).values()) for arm in ordered),
+            baseline=tuple(report.scores(plain, metric).values()),
+            paper=published if metric == "Avg." else (),
         )
         for metric in report.primary
-    ]
+    )
+    if name == "ratio":
+        return SweepData(
+            curves,
+            xlabel="noise vectors M, as a multiple of the batch",
+            title="Number of noise vectors",
+            log_x=True,
+            paper_label="paper (BERT-base, a million sentences)",
+        )
+    return SweepData(
+        curves, xlabel="log mass of the noise b, nats", title="Mass of the noise", scale=plain.scale
+    )
 
 
 if __name__ == "__main__":

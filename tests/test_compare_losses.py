@@ -3,6 +3,8 @@
 - By default it compares InfoNCE, sampled and expected noise, each with dropout 0.1 and 0.2.
 - It prints what it saves; started again it runs nothing and says the same.
 - It compares noise with no noise at the same dropout, and sampling with its expectation.
+- Two figures hold its paired differences and its trainings; without matplotlib the tables are there all the
+  same.
 - What is wrong ends with one line that says what.
 """
 
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 
 from st_gsinfonce.cells import Arm
+from st_gsinfonce.figure_data import ComparisonData, TrainingData, read_figure_data
 from st_gsinfonce.materials import GridOptions
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "compare_losses.py"
@@ -102,11 +105,61 @@ def test_a_grid_is_run_compared_and_kept(
     assert metrics == {"Avg.", "STS-B dev"}
     assert all(c["verdict"] in printed for c in record["comparisons"] if c["metric"] == "Avg.")
     stamps = [path.stat().st_mtime_ns for path in cells]
+    check_figures(tmp_path / "out", record)
+    assert "Figure: out/compare_losses-training.png, .svg and .json." in printed
 
     run(*flags, "--arms", *arms)
     again = capsys.readouterr().out
     assert again == printed
     assert [path.stat().st_mtime_ns for path in cells] == stamps
+
+
+def check_figures(output: Path, record: dict[str, Any]) -> None:
+    """Assert that the figures are there, and drawn from the numbers of the cells."""
+    names = {path.name for path in output.glob("compare_losses-*")}
+    kinds = ("differences", "training")
+    assert names == {f"compare_losses-{k}.{e}" for k in kinds for e in ("png", "svg", "json")}
+    differences = read_figure_data(output / "compare_losses-differences.json")
+    assert isinstance(differences, ComparisonData)
+    assert differences.baseline == record["arms"][0]["label"]
+    drawn = {(panel.metric, row.label): row for panel in differences.panels for row in panel.rows}
+    assert [panel.metric for panel in differences.panels] == ["Avg.", "STS-B dev"]
+    labels = {arm["arm"]: arm["label"] for arm in record["arms"]}
+    baseline = record["arms"][0]["arm"]
+    against = [c for c in record["comparisons"] if c["baseline"] == baseline]
+    assert len(drawn) == len(against) == 6  # three arms by two scores
+    for c in against:
+        row = drawn[c["metric"], labels[c["treated"]]]
+        assert list(row.differences) == c["differences"] and row.p_value == c["p_value"]
+    training = read_figure_data(output / "compare_losses-training.json")
+    assert isinstance(training, TrainingData)
+    assert [arm.label for arm in training.arms] == list(labels.values())
+    for arm, drawn_arm in zip(record["arms"], training.arms, strict=True):
+        cells = [json.loads((output / "cells" / cell["file"]).read_text()) for cell in arm["cells"]]
+        for kind, histories in (("losses", drawn_arm.losses), ("dev", drawn_arm.dev)):
+            stored = {cell["cell"]["seed"]: cell[kind] for cell in cells if cell[kind]}
+            assert stored == {
+                one.seed: {str(s): v for s, v in zip(one.steps, one.values, strict=True)}
+                for one in histories
+            }
+    assert all(len(arm.dev) == 2 for arm in training.arms)
+
+
+def test_without_matplotlib_the_tables_are_saved(
+    run: Run,
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run(*flags, "--mini", "--arms", "infonce", "expected:b=10")
+    assert "Without the figures: figures need matplotlib: pip install" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "cells",
+        "compare_losses.json",
+        "compare_losses.md",
+    ]
 
 
 def test_the_smoke_run(run: Run, flags: list[str], tmp_path: Path) -> None:

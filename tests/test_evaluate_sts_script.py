@@ -4,6 +4,7 @@
 - Published checkpoints pool by [CLS] whatever sentence-transformers would do, saved models as they say,
   other checkpoints as told; the table says which, and a train-only head has no part in it.
 - The script prints one table with every model and the paper, then differences that add up.
+- Its figure holds the cosines by which the printed score was computed, before and after.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
 from st_gsinfonce.encoder import build_encoder, has_head
 from st_gsinfonce.evaluation import STS_TASKS, evaluate_sts, pooling_mode
+from st_gsinfonce.figure_data import EncoderCosines, SimilarityData, read_figure_data
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*the published split:UserWarning", "ignore:.*superseded:UserWarning"
@@ -159,3 +162,80 @@ def test_one_table_with_the_paper_and_differences_that_add_up(
 def test_a_model_that_is_nowhere_is_named(script: ModuleType, pairs: Path) -> None:
     with pytest.raises(OSError, match="nobody/nothing"):
         script.main(["nobody/nothing", "--data-dir", str(pairs), "--device", "cpu"])
+
+
+def test_the_figure_shows_before_and_after(
+    script: ModuleType,
+    make_encoder: Callable[..., SentenceTransformer],
+    tiny_bert: Path,
+    pairs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("matplotlib")
+    saved = tmp_path / "saved"
+    make_encoder("mean").save_pretrained(str(saved))
+    command = [
+        str(saved),
+        "--baseline",
+        str(tiny_bert),
+        "--data-dir",
+        str(pairs),
+        "--device",
+        "cpu",
+    ]
+    command += ["--figure", str(tmp_path / "figures" / "sts"), "--figure_task", "STS13"]
+    script.main(command)
+    printed = capsys.readouterr().out
+    names = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert names == ["sts.json", "sts.png", "sts.svg"]
+    assert f"{tmp_path}/figures/sts.png" in printed
+    data = read_figure_data(tmp_path / "figures" / "sts.json")
+    assert isinstance(data, SimilarityData) and data.task == "STS13 test"
+    rows = [json.loads(line) for line in (pairs / "STS13" / "test.jsonl").open()]
+    assert list(data.gold) == [row["score"] for row in rows]
+    before, after = data.encoders
+    assert (before.label, after.label) == (f"{tiny_bert.name} [cls]", "saved [mean]")
+    for encoder, pooling in ((before, "cls"), (after, "mean")):
+        expected = evaluate_sts(
+            make_encoder(pooling, 64), ["STS13"], data_dir=pairs, show_progress_bar=False
+        )
+        assert encoder.spearman == pytest.approx(100 * expected.average)
+        first, second = (
+            make_encoder(pooling, 64).encode([row[column] for row in rows]).astype(np.float64)
+            for column in ("sentence1", "sentence2")
+        )
+        lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+        cosines = (first * second).sum(axis=1) / lengths
+        assert list(encoder.cosines) == pytest.approx(cosines.tolist(), abs=1e-6)
+    with pytest.raises(FileExistsError, match=r"--figure: .*sts\.png exists .*--overwrite"):
+        script.main(command)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ([], "--figure draws one MODEL beside its --baseline, got 1 and no baseline"),
+        (["other", "--baseline", "b"], "got 2 and one baseline"),
+        (["--baseline", "b", "--figure-task", "STS22"], "invalid choice: 'STS22'"),
+    ],
+)
+def test_a_figure_needs_a_baseline_and_one_model(
+    script: ModuleType, extra: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        script.main(["model", *extra, "--figure", "figure"])
+    assert message in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_table_is_printed(
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    data = SimilarityData("STS13 test", (1.0, 2.0), (EncoderCosines("x", 100.0, (0.1, 0.2)),))
+    script.save(data, str(tmp_path / "figure"))
+    assert "Without the figure: figures need matplotlib: pip install" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())

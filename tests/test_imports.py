@@ -46,7 +46,15 @@ ALLOWED = {
         "training",
         "weights",
     },
-    "experiments": {"cells", "encoder", "materials", "provenance", "training", "weights"},
+    "experiments": {
+        "cells",
+        "encoder",
+        "materials",
+        "provenance",
+        "training",
+        "weights",
+        "whole_files",
+    },
     "analysis": {"geometry", "objective"},
     "geometry": {"objective"},
     "diagnostics": {"losses", "objective"},
@@ -55,7 +63,9 @@ ALLOWED = {
     "hub": {"bundle", "card", "encoder", "evaluation", "remote"},
     "bundle": {"encoder"},
     "card": {"citations", "evaluation", "sts_data"},
-    "plots": {"analysis", "report"},  # for types
+    "figure_data": {"analysis", "report"},
+    "plots": {"figure_data", "figure_style"},
+    "figure_files": {"figure_data", "figure_style", "plots", "whole_files"},
 }
 
 

@@ -3,7 +3,7 @@
 - Its points are the paper's numbers of vectors, and the masses that its docstring names.
 - It shares its runs with compare_losses.py.
 - The best mass is chosen on STS-B dev, whatever the test sets say.
-- The paper's numbers stand beside ours with their sources, and no others.
+- The paper's numbers stand beside ours with their sources, and no others; in the figure as a difference.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from test_cells import SETTING, result_of
 from test_report import RUN
 
 from st_gsinfonce.cells import Arm, Cell
+from st_gsinfonce.figure_data import Point, SweepData, read_figure_data
 from st_gsinfonce.materials import GridOptions
 from st_gsinfonce.report import GridReport
 
@@ -76,6 +77,8 @@ def test_both_sweeps(
         text = (tmp_path / "out" / f"sweep_{name}.md").read_text(encoding="utf-8")
         assert text in printed + "\n"
         assert (tmp_path / "out" / f"sweep_{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert (tmp_path / "out" / f"sweep_{name}.svg").is_file()
+    check_figures(tmp_path / "out")
     ratio = (tmp_path / "out" / "sweep_ratio.md").read_text(encoding="utf-8").splitlines()
     points = [line.split(" | ") for line in ratio if line.startswith(("| none", "| GS sampled, M"))]
     rows = [row for row in points if "95%" not in row][:3]
@@ -95,6 +98,34 @@ def test_both_sweeps(
     dev = {arm["arm"]: arm["mean"]["STS-B dev"] for arm in mass["arms"][1:]}
     assert dev[mass["best"]["arm"]] == max(dev.values())
     assert "Best mass by STS-B dev alone" in printed
+
+
+def check_figures(output: Path) -> None:
+    """Assert that the figures are drawn from the scores of the tables."""
+    ratio = read_figure_data(output / "sweep_ratio-figure.json")
+    mass = read_figure_data(output / "sweep_mass-figure.json")
+    assert isinstance(ratio, SweepData) and isinstance(mass, SweepData)
+    assert (ratio.log_x, ratio.scale) == (True, None) and (mass.log_x, mass.scale) == (False, 20)
+    for name, data, x in (("ratio", ratio, (0.5, 3.0)), ("mass", mass, (8.0, 10.0))):
+        record = json.loads((output / f"sweep_{name}.json").read_text(encoding="utf-8"))
+        assert [curve.label for curve in data.curves] == ["Avg.", "STS-B dev"]
+        for curve in data.curves:
+            assert curve.x == x
+            scores = [
+                tuple(cell["scores"][curve.label] for cell in arm["cells"])
+                for arm in record["arms"]
+            ]
+            assert [curve.baseline, *curve.scores] == scores
+    assert [curve.paper for curve in ratio.curves] == [(Point(3.0, 1.38),), ()]
+    assert [curve.paper for curve in mass.curves] == [(), ()]
+
+
+def test_no_noise_alone_has_no_figure(
+    run: Run, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("sweep_noise.py", *flags, "--sweep", "ratio", "--ratios", "0", "--seeds", "0")
+    assert "without noise to sweep there is no figure" in capsys.readouterr().out
+    assert not list(tmp_path.glob("out/*.png"))
 
 
 def test_the_best_mass_is_chosen_on_dev_alone(
