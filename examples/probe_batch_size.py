@@ -20,13 +20,9 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
@@ -34,10 +30,8 @@ from st_gsinfonce import build_encoder, embedded_corpus, embedded_encoder, load_
 from st_gsinfonce.analysis import (
     BATCH_SIZES,
     FalseNegativeProbe,
-    anisotropy,
-    effective_rank,
+    Geometry,
     probe_false_negatives,
-    uniformity,
 )
 from st_gsinfonce.figure_data import ProbeData, figure_data_to_json
 from st_gsinfonce.figure_files import figure_paths, require_no_figure, save_figure
@@ -98,21 +92,6 @@ class ProbeOptions:
             self.batch_sizes = [n for n in self.batch_sizes if n <= MINI_SENTENCES] or [64]
 
 
-class Encoded:
-    """Sentences with their embeddings; stands for the encoder, so that nothing is encoded twice."""
-
-    def __init__(self, model: SentenceTransformer, sentences: Sequence[str]) -> None:
-        self.device = model.device
-        self.vectors = np.asarray(
-            model.encode(list(sentences), show_progress_bar=True), dtype=np.float32
-        )
-        self.rows = {sentence: row for row, sentence in enumerate(sentences)}
-
-    def encode(self, sentences: Sequence[str], **options: Any) -> np.ndarray:
-        """Return the embeddings of some of the sentences."""
-        return self.vectors[[self.rows[sentence] for sentence in sentences]]
-
-
 def load_corpus(options: ProbeOptions) -> tuple[list[str], str, str]:
     """Return the distinct sentences, their source's name, and what was read and dropped."""
     if options.corpus == "embedded":
@@ -157,14 +136,14 @@ def worst_pairs(probe: FalseNegativeProbe, tokens: int | None) -> str:
     return "\n".join(lines)
 
 
-def geometry_lines(geometry: Mapping[str, float], dim: int) -> str:
+def geometry_lines(geometry: Geometry) -> str:
     """Return how the encoder's space is shaped, a line for each number."""
     words = {
-        "anisotropy": "Anisotropy, the mean cosine of two sentences",
-        "uniformity": "Uniformity, lower where more even",
-        "effective_rank": f"Effective rank, of {dim} dimensions",
+        "Anisotropy, the mean cosine of two sentences": geometry.anisotropy,
+        "Uniformity, lower where more even": geometry.uniformity,
+        f"Effective rank, of {geometry.dim} dimensions": geometry.effective_rank,
     }
-    return "\n".join(f"{words[name]:<46}{value:>8.3f}" for name, value in geometry.items())
+    return "\n".join(f"{name:<46}{value:>8.3f}" for name, value in words.items())
 
 
 def main() -> None:
@@ -189,24 +168,19 @@ def main() -> None:
     name = "all-MiniLM-L6-v2 (embedded)" if options.model == "embedded" else name_of(options.model)
     encoder = f"{name}, pooling {pooling_mode(model)}, {model.max_seq_length} tokens"
     print(encoder)
-    encoded = Encoded(model, sentences)
     probe = probe_false_negatives(
-        encoded,  # type: ignore[arg-type]
+        model,
         sentences,
         options.batch_sizes,
         options.top_k,
         options.repeats,
         options.seed,
+        show_progress_bar=True,
     )
-    geometry = {
-        "anisotropy": anisotropy(encoded.vectors),
-        "uniformity": uniformity(encoded.vectors),
-        "effective_rank": effective_rank(encoded.vectors),
-    }
     verdict = probe.verdict(options.threshold)
     print(
         f"\nMean of the {probe.top_k} largest cosines of a batch, over {probe.repeats} batches; Gaussian: of "
-        f"vectors without meaning\n\n{table(probe)}\n\n{geometry_lines(geometry, probe.dim)}\n\n"
+        f"vectors without meaning\n\n{table(probe)}\n\n{geometry_lines(probe.geometry)}\n\n"
         f"{worst_pairs(probe, model.max_seq_length)}\n\n{verdict}\n"
     )
     title = f"{name}; {len(sentences):,} sentences of {corpus_name}"
@@ -215,7 +189,6 @@ def main() -> None:
         "verdict": verdict,
         "encoder": encoder,
         "corpus": corpus,
-        "geometry": geometry,
         "run": describe_run(),
     }
     try:

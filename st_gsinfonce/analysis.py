@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from st_gsinfonce.geometry import (
+    Geometry,
     alignment,
     anisotropy,
     effective_rank,
@@ -28,6 +29,7 @@ __all__ = [
     "BATCH_SIZES",
     "BatchProbe",
     "FalseNegativeProbe",
+    "Geometry",
     "NegativePair",
     "alignment",
     "anisotropy",
@@ -38,6 +40,7 @@ __all__ = [
 
 BATCH_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 PAIRS_KEPT = 20  # a batch size, for a reader to judge
+_GEOMETRY_ROWS = 10_000
 _SPARE = 12  # pairs looked at beyond the top ones: float32 may order near ties wrongly
 
 
@@ -106,7 +109,7 @@ class FalseNegativeProbe:
         seed: Of the draws.
         sentences: Distinct sentences in the corpus.
         duplicates: Sentences left out because an equal one came before.
-        dim: Width of the embeddings.
+        geometry: Of the embeddings; of 10,000 drawn ones where there are more.
     """
 
     points: tuple[BatchProbe, ...]
@@ -115,7 +118,7 @@ class FalseNegativeProbe:
     seed: int
     sentences: int
     duplicates: int
-    dim: int
+    geometry: Geometry
 
     def largest_batch_below(self, threshold: float) -> int | None:
         """Return the largest probed batch size whose mean is at most ``threshold``, as all before it.
@@ -149,15 +152,6 @@ class FalseNegativeProbe:
             f"Up to a batch of {below:,} {what} of at most {threshold:g}; at {above.batch_size:,} it is "
             f"{above.mean:.2f}."
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything for JSON, with means and standard deviations."""
-        record = asdict(self)
-        for point, values in zip(self.points, record["points"], strict=True):
-            for name in ("mean", "sd", "gaussian_mean", "gaussian_sd"):
-                number = getattr(point, name)
-                values[name] = None if math.isnan(number) else number
-        return record
 
 
 def probe_false_negatives(
@@ -249,8 +243,14 @@ def probe_false_negatives(
         seed=seed,
         sentences=len(distinct),
         duplicates=len(sentences) - len(distinct),
-        dim=vectors.shape[1],
+        geometry=_geometry(vectors, seed),
     )
+
+
+def _geometry(vectors: NDArray[np.float32], seed: int) -> Geometry:
+    if len(vectors) > _GEOMETRY_ROWS:  # uniformity looks at all pairs
+        vectors = np.random.default_rng(seed).choice(vectors, _GEOMETRY_ROWS, replace=False)
+    return Geometry.of(vectors)
 
 
 def _top_pairs(

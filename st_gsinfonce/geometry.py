@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,33 @@ from st_gsinfonce.objective import unit
 Vectors = Tensor | NDArray[np.floating[Any]]
 
 _TILE_ROWS, _TILE_COLUMNS = 512, 4096
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a set of embeddings fills its space.
+
+    Attributes:
+        dim: D, their width.
+        anisotropy: See `anisotropy`.
+        uniformity: See `uniformity`.
+        effective_rank: See `effective_rank`.
+    """
+
+    dim: int
+    anisotropy: float
+    uniformity: float
+    effective_rank: float
+
+    @classmethod
+    def of(cls, embeddings: Vectors) -> Geometry:
+        """Measure embeddings, (n, D), n at least 2."""
+        return cls(
+            dim=embeddings.shape[1],
+            anisotropy=anisotropy(embeddings),
+            uniformity=uniformity(embeddings),
+            effective_rank=effective_rank(embeddings),
+        )
 
 
 def alignment(anchors: Vectors, positives: Vectors, alpha: float = 2.0) -> float:
@@ -108,10 +136,13 @@ def effective_rank(embeddings: Vectors) -> float:
     Source: Roy and Vetterli, EUSIPCO 2007, https://ieeexplore.ieee.org/document/7098875.
 
     Args:
-        embeddings: (n, D), n at least 1, not all 0.
+        embeddings: (n, D), n at least 1.
+
+    Returns:
+        The rank; 0 if all vectors are 0, which have no direction.
 
     Raises:
-        ValueError: For no row, or rows that are all 0.
+        ValueError: For no row.
     """
     vectors = _matrix("embeddings", embeddings, 1)
     width = vectors.shape[1]
@@ -120,7 +151,7 @@ def effective_rank(embeddings: Vectors) -> float:
         gram += rows.T @ rows
     singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     if not singular.sum() > 0:
-        raise ValueError("embeddings must not all be 0: a zero vector has no direction")
+        return 0.0
     # What rounding leaves of a singular value that is 0 is near 1e-8 of the largest.
     singular = singular[singular > 1e-7 * singular.max()]
     shares = singular / singular.sum()

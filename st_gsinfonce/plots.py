@@ -59,7 +59,7 @@ def plot_probe(data: ProbeData) -> Figure:
         for number, (label, mean, sd) in enumerate(
             (
                 ("sentences", "mean", "sd"),
-                (f"Gaussian vectors of width {probe.dim}", "gaussian_mean", "gaussian_sd"),
+                (f"Gaussian vectors of width {probe.geometry.dim}", "gaussian_mean", "gaussian_sd"),
             )
         ):
             means, sds = ([getattr(point, name) for point in probe.points] for name in (mean, sd))

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +18,9 @@ from conftest import make_sentences
 from sentence_transformers import SentenceTransformer
 
 from st_gsinfonce import analysis, geometry, probe_false_negatives
-from st_gsinfonce.analysis import BatchProbe, FalseNegativeProbe
+from st_gsinfonce.analysis import BatchProbe, FalseNegativeProbe, Geometry
+
+SPACE = Geometry(8, 0.0, -4.0, 8.0)
 
 
 class Vectors:
@@ -177,7 +177,7 @@ def test_a_collapsed_and_an_orthonormal_encoder() -> None:
 
 def probe_of(*means: float) -> FalseNegativeProbe:
     points = [BatchProbe(2**i, (mean, mean), (0.1, 0.1), ()) for i, mean in enumerate(means, 6)]
-    return FalseNegativeProbe(tuple(points), 4, 2, 0, 1000, 0, 8)
+    return FalseNegativeProbe(tuple(points), 4, 2, 0, 1000, 0, SPACE)
 
 
 def test_the_threshold() -> None:
@@ -192,11 +192,14 @@ def test_the_threshold() -> None:
     assert probe_of(0.5, 0.7, 0.6).largest_batch_below(0.65) == 64  # not beyond the first above it
 
 
-def test_it_goes_into_json() -> None:
-    record = json.loads(json.dumps(probe_of(0.5).to_dict(), allow_nan=False))
-    assert record["points"][0]["mean"] == 0.5 and record["points"][0]["sd"] == 0
-    one = FalseNegativeProbe((BatchProbe(64, (0.5,), (0.1,), ()),), 4, 1, 0, 100, 0, 8)
-    assert math.isnan(one.points[0].sd) and one.to_dict()["points"][0]["sd"] is None
+def test_the_geometry_is_that_of_the_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
+    texts = [str(i) for i in range(30)]
+    probe = probe_false_negatives(Vectors(rows), texts, [8], repeats=2)
+    assert probe.geometry == Geometry.of(rows)
+    monkeypatch.setattr(analysis, "_GEOMETRY_ROWS", 10)
+    of_some = probe_false_negatives(Vectors(rows), texts, [8], repeats=2)
+    assert of_some.geometry != probe.geometry and of_some.points == probe.points
 
 
 def test_a_real_encoder(make_encoder: Callable[..., SentenceTransformer]) -> None:
@@ -207,4 +210,4 @@ def test_a_real_encoder(make_encoder: Callable[..., SentenceTransformer]) -> Non
     drawn = np.random.default_rng([0, 2]).permutation(40)[:32]
     top = by_hand(vectors[drawn], 4)
     assert probe.points[1].values[2] == pytest.approx(np.mean([pair[0] for pair in top]), abs=1e-6)
-    assert probe.dim == 32 and {probe.points[0].pairs[0].first} <= set(texts)
+    assert probe.geometry.dim == 32 and {probe.points[0].pairs[0].first} <= set(texts)

@@ -21,6 +21,7 @@ from st_gsinfonce import (
     geometry,
     uniformity,
 )
+from st_gsinfonce.geometry import Geometry
 
 
 @pytest.fixture
@@ -96,6 +97,10 @@ def test_a_zero_vector_is_no_catastrophe(vectors: np.ndarray) -> None:
     assert anisotropy(vectors) == pytest.approx(sum(cosines) / (37 * 36 / 2), abs=1e-12)
 
 
+def test_zero_vectors_fill_no_space() -> None:
+    assert Geometry.of(np.zeros((3, 4))) == Geometry(4, 0.0, pytest.approx(-4), 0.0)
+
+
 def test_what_is_no_matrix_of_vectors_is_refused(vectors: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"embeddings must be .* at least 2, got .*\(1, 6\)"):
         uniformity(vectors[:1])
@@ -103,7 +108,5 @@ def test_what_is_no_matrix_of_vectors_is_refused(vectors: np.ndarray) -> None:
         anisotropy(vectors[0])
     with pytest.raises(ValueError, match="int64"):
         effective_rank(torch.ones(3, 3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="must not all be 0"):
-        effective_rank(np.zeros((3, 4)))
     with pytest.raises(ValueError, match=r"one shape, got \(37, 6\) and \(36, 6\)"):
         alignment(vectors, vectors[1:])

@@ -24,7 +24,7 @@ import pytest
 from test_cells import result_of
 from test_report import NOISY, PLAIN, WIDE, results
 
-from st_gsinfonce.analysis import BatchProbe, FalseNegativeProbe, NegativePair
+from st_gsinfonce.analysis import BatchProbe, FalseNegativeProbe, Geometry, NegativePair
 from st_gsinfonce.cells import Arm, Cell
 from st_gsinfonce.figure_data import (
     ArmHistory,
@@ -64,7 +64,9 @@ def probe_data(threshold: float = 0.9) -> ProbeData:
         for size, cosines in values.items()
     )
     return ProbeData(
-        FalseNegativeProbe(points, 4, 2, 0, 5000, 3, 384), threshold, "encoder, corpus"
+        FalseNegativeProbe(points, 4, 2, 0, 5000, 3, Geometry(384, 0.1, -3.5, 270.0)),
+        threshold,
+        "encoder, corpus",
     )
 
 

@@ -18,13 +18,7 @@ from typing import Any
 import pytest
 
 from st_gsinfonce import build_encoder
-from st_gsinfonce.analysis import (
-    BATCH_SIZES,
-    anisotropy,
-    effective_rank,
-    probe_false_negatives,
-    uniformity,
-)
+from st_gsinfonce.analysis import BATCH_SIZES, Geometry, probe_false_negatives
 from st_gsinfonce.figure_data import ProbeData, read_figure_data
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "probe_batch_size.py"
@@ -84,13 +78,6 @@ def test_what_is_printed_is_saved_and_right(
     data = read_figure_data(tmp_path / "out" / "p.json")
     assert isinstance(data, ProbeData) and data.probe == expected and data.threshold == 0.5
     record = json.loads((tmp_path / "out" / "p.json").read_text(encoding="utf-8"))
-    vectors = model.encode(sentences)
-    geometry = {
-        "anisotropy": anisotropy(vectors),
-        "uniformity": uniformity(vectors),
-        "effective_rank": effective_rank(vectors),
-    }
-    assert record["geometry"] == pytest.approx(geometry)
     assert record["verdict"] == expected.verdict(0.5) and record["verdict"] in printed
     assert "probe_batch_size.py --model" in record["run"]["command"]
     assert "torch" in record["run"]["versions"] and "cpu" in record["run"]["hardware"]
@@ -101,7 +88,9 @@ def test_what_is_printed_is_saved_and_right(
             f"{point.batch_size:>8}{point.mean:>10.3f}{point.sd:>8.3f}{point.gaussian_mean:>10.3f}"
         )
         assert row in printed
-    for value in geometry.values():
+    space = Geometry.of(model.encode(sentences))
+    assert f"of {space.dim} dimensions" in printed
+    for value in (space.anisotropy, space.uniformity, space.effective_rank):
         assert f"{value:.3f}" in printed
     worst = expected.points[-1].pairs[0]
     assert f"{worst.cosine:.3f}, in {worst.batches} of the batches" in printed
