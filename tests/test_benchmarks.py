@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-RESULTS = ("loss", "step", "diagnostics", "evaluate", "scale")  # committed
+RESULTS = ("loss", "step", "diagnostics", "evaluate", "scale", "scale-65536")  # committed
 ENCODER = ("step", "diagnostics", "scale")  # these need one
 
 
