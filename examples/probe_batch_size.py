@@ -12,7 +12,8 @@ the encoder's space is shaped, the verdict, and the worst pairs, which only a re
 encoder takes for equal need not be.
 
 OUTPUT.png and OUTPUT.svg are the figure (they need "st_gsinfonce[plot]"). OUTPUT.json has all numbers, and
-the sentences of the worst pairs. Ten thousand sentences take one to two minutes on one CPU core.
+the sentences of the worst pairs unless --private is given. Ten thousand sentences take one to two minutes on
+one CPU core.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transformers import HfArgumentParser
@@ -74,6 +75,9 @@ class ProbeOptions:
     )
     output: str = field(
         default="runs/probe", metadata={"help": "Figure and numbers: OUTPUT.png, .svg, .json."}
+    )
+    private: bool = field(
+        default=False, metadata={"help": "Save no sentence: the worst pairs are printed alone."}
     )
     overwrite: bool = field(default=False, metadata={"help": "Replace an earlier OUTPUT."})
     mini: bool = field(
@@ -183,6 +187,8 @@ def main() -> None:
         f"vectors without meaning\n\n{table(probe)}\n\n{geometry_lines(probe.geometry)}\n\n"
         f"{worst_pairs(probe, model.max_seq_length)}\n\n{verdict}\n"
     )
+    if options.private:
+        probe = replace(probe, points=tuple(replace(p, pairs=()) for p in probe.points))
     title = f"{name}; {len(sentences):,} sentences of {corpus_name}"
     data = ProbeData(probe, options.threshold, title)
     record = {

@@ -171,3 +171,17 @@ def test_what_is_wrong_ends_with_a_reason(
     with pytest.raises(SystemExit, match=f"error: .*{message}"):
         run(*flags, *extra)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_private_corpus_is_not_saved(
+    run: Run,
+    flags: list[str],
+    sentences: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(*flags, "--private")
+    printed = capsys.readouterr().out
+    assert any(f"- {sentence}\n" in printed for sentence in sentences)
+    saved = (tmp_path / "out" / "p.json").read_text(encoding="utf-8")
+    assert '"values"' in saved and not any(sentence in saved for sentence in sentences)

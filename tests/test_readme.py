@@ -54,6 +54,18 @@ def test_bfloat16_costs_no_more_than_the_readme_says() -> None:
     assert f"STS-B dev {scores[0]:.2f} against {scores[1]:.2f}" in " ".join(README.split())
 
 
+def test_the_probe_s_verdict_is_the_committed_result() -> None:
+    record = json.loads((ROOT / "docs" / "images" / "probe.json").read_text(encoding="utf-8"))
+    assert record["verdict"] in " ".join(README.split())
+    assert record["run"]["command"] in " ".join(README.split())
+    assert not any(point["pairs"] for point in record["data"]["probe"]["points"])  # not ours
+
+
+@pytest.mark.parametrize("image", re.findall(r"\((docs/[^)]+)\)", README))
+def test_what_the_readme_shows_is_there(image: str) -> None:
+    assert (ROOT / image).is_file()
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_code_is_code_and_its_names_exist(block: str) -> None:
     for node in ast.walk(ast.parse(block)):
