@@ -132,9 +132,8 @@ def _draw_curve(axis: Axes, curve: Curve, paper_label: str) -> None:
         xs = [x for x, scores in zip(curve.x, curve.scores, strict=True) for _ in scores]
         ys = [score - zero for scores in curve.scores for score in scores]
         axis.plot(xs, ys, label="one seed", transform=_aside(axis), **ring(GREY, 4))
-        axis.update_datalim(
-            list(zip(xs, ys, strict=True))
-        )  # which points set aside are left out of
+        # Points set aside are left out of the limits, but for this.
+        axis.update_datalim(list(zip(xs, ys, strict=True)))
     draw_means(
         axis,
         curve.x,
@@ -282,7 +281,7 @@ def plot_similarity(data: SimilarityData) -> Figure:
             axis.grid(axis="y", visible=False)
         axes[0].set_ylim(0, len(bins))
         names = [
-            f"{low:g} to {high:g}\n({len(rows):,} pairs)"
+            f"{low:g} to {high:g}\nn = {len(rows):,}"
             for low, high, rows in zip(data.edges, data.edges[1:], bins, strict=False)
         ]
         axes[0].set_yticks(range(len(bins)), labels=names, verticalalignment="bottom")
