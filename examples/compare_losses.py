@@ -22,10 +22,11 @@ from transformers import HfArgumentParser
 from transformers.utils import logging
 
 from st_gsinfonce.cells import ARM_SYNTAX, Arm, Cell
-from st_gsinfonce.experiments import run_grid, write_atomically
+from st_gsinfonce.experiments import run_grid
 from st_gsinfonce.materials import GridOptions, load_materials, parse_seeds, setting_of
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.report import Comparison, GridReport, markdown_comparisons, results_of, to_json
+from st_gsinfonce.whole_folders import write_atomically
 
 DEFAULT_ARMS = ["infonce", "sampled", "expected"]
 DEFAULT_DROPOUTS = (0.1, 0.2)

@@ -25,11 +25,12 @@ from transformers import HfArgumentParser
 from transformers.utils import logging
 
 from st_gsinfonce.cells import Arm, Cell
-from st_gsinfonce.experiments import run_grid, write_atomically
+from st_gsinfonce.experiments import run_grid
 from st_gsinfonce.materials import GridOptions, load_materials, parse_seeds, setting_of
 from st_gsinfonce.plots import Curve, plot_sweep
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.report import Comparison, GridReport, markdown_table, results_of, to_json
+from st_gsinfonce.whole_folders import write_atomically
 
 DEV = "STS-B dev"
 

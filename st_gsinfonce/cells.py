@@ -24,6 +24,16 @@ ratio (noise vectors per sentence of a batch, 3), b (log mass of the noise in pl
 ratio gives), cosine (the same mass as b / scale, one virtual negative's cosine), dropout (0.1), scale (20).
 Examples: infonce, sampled:dropout=0.2, expected:b=10, sampled:b=10, expected:cosine=0.5, sampled:ratio=8"""
 
+# What reading JSON of any shape can raise: huge numbers and deep nesting included.
+_UNREADABLE = (
+    AttributeError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
 _KINDS = {"infonce": "none", "sampled": "sampled", "expected": "expected"}
 
 
@@ -315,7 +325,7 @@ class CellResult:
             for name in ("dev", "losses"):
                 values[name] = {int(step): value for step, value in values[name].items()}
             result = cls(**values)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except _UNREADABLE as error:
             raise ValueError(f"not the JSON of a cell: {error!r}") from error
         if key != cell.key:
             raise ValueError(f"the key {key!r} is not that of the cell, {cell.key!r}")

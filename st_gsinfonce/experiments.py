@@ -38,6 +38,7 @@ from st_gsinfonce.materials import GridOptions, Materials, load_materials, parse
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.training import build_trainer
 from st_gsinfonce.weights import weights_digest
+from st_gsinfonce.whole_folders import write_atomically
 
 LOGGING_STEPS = 25
 _POLL_SECONDS = 1.0
@@ -169,27 +170,15 @@ def read_result(cell: Cell, folder: str | os.PathLike[str]) -> CellResult | None
     """
     path = Path(folder) / cell.file_name
     try:
-        return CellResult.from_json(path.read_text(encoding="utf-8"))
+        result = CellResult.from_json(path.read_text(encoding="utf-8"))
+        if result.cell.key != cell.key:
+            raise ValueError(f"it is the result of another cell, {result.cell.arm}")
+        return result
     except FileNotFoundError:
         return None
     except ValueError as error:
         warnings.warn(f"{path} is damaged, the cell is run again: {error}", stacklevel=2)
         return None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader meets the old one or the whole new one, even after a power cut."""
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)  # mkstemp's own keeps others from reading
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
 
 
 def run_grid(

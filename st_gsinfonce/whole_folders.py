@@ -1,4 +1,4 @@
-"""Folders that are written whole or not at all, and never over something else."""
+"""Folders and files that are written whole or not at all; folders never over something else."""
 
 from __future__ import annotations
 
@@ -44,3 +44,28 @@ def written_whole(final: Path, last: str) -> Iterator[Path]:
             return
         for name in sorted(os.listdir(partial), key=lambda name: name == last):
             os.replace(partial / name, final / name)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader meets the old one or the whole new one, even after a power cut.
+
+    Raises:
+        OSError: If it cannot be written, with its name; an older file is still there.
+    """
+    try:
+        handle, partial = tempfile.mkstemp(
+            prefix=f".{path.name}.", suffix=".partial", dir=path.parent
+        )
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(partial, 0o644)  # mkstemp's own keeps others from reading
+            os.replace(partial, path)
+        except BaseException:
+            os.unlink(partial)
+            raise
+    except OSError as error:
+        # A full disk's error names no file, and others the partial one.
+        raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from error

@@ -32,12 +32,13 @@ from torch import Tensor, nn
 
 from st_gsinfonce import STS_TASKS, experiments
 from st_gsinfonce.cells import Arm, Cell, CellResult
-from st_gsinfonce.experiments import read_result, run_cell, run_grid, write_atomically
+from st_gsinfonce.experiments import read_result, run_cell, run_grid
 from st_gsinfonce.materials import (
     GridOptions,
     Materials,
     setting_of,
 )
+from st_gsinfonce.whole_folders import write_atomically
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ARMS = [Arm.parse(text) for text in ("infonce", "sampled", "expected:b=10", "sampled:b=10")]
