@@ -79,12 +79,22 @@ class STSResults:
         Raises:
             ValueError: If ``text`` is not such a JSON object.
         """
-        fields = json.loads(text)
         try:
+            fields = json.loads(text)
             fields.pop("average")
-            return cls(**fields)
-        except (AttributeError, KeyError, TypeError) as error:
+            results = cls(**fields)
+            _check_scores(results.scores)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise ValueError(f"not the JSON of STSResults: {error}") from error
+        return results
+
+
+def _check_scores(scores: object) -> None:
+    if not isinstance(scores, dict) or not scores:
+        raise ValueError(f"scores must name a score by task, got {scores!r}")
+    for task, score in scores.items():
+        if not isinstance(score, float):
+            raise ValueError(f"the score of {task} must be a number with a point, got {score!r}")
 
 
 def record_in_model_card(
