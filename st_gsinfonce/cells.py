@@ -125,10 +125,10 @@ class Arm:
 
     def __str__(self) -> str:
         """Return the arm in `ARM_SYNTAX`, complete: ``parse`` reads it back."""
-        parts = [f"ratio={self.noise_ratio:g}"] if self.noise_ratio else []
-        parts += [f"b={self.log_mass:g}"] if self.log_mass is not None else []
-        parts += [f"dropout={self.dropout:g}"]
-        parts += [f"scale={self.scale:g}"] if self.scale != 20 else []
+        parts = [f"ratio={_exact(self.noise_ratio)}"] if self.noise_ratio else []
+        parts += [f"b={_exact(self.log_mass)}"] if self.log_mass is not None else []
+        parts += [f"dropout={_exact(self.dropout)}"]
+        parts += [f"scale={_exact(self.scale)}"] if self.scale != 20 else []
         return f"{self.kind}:{','.join(parts)}"
 
     @property
@@ -182,6 +182,12 @@ class Arm:
         return GSInfoNCELoss(
             model, self.scale, noise_size=num_noise, noise_weight=weight, seed=seed
         )
+
+
+def _exact(number: float) -> str:
+    """Return a number's shortest text that reads back as it."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 @dataclass(frozen=True)
@@ -324,9 +330,9 @@ class CellResult:
             values["cell"] = cell = Cell.from_dict(values["cell"])
             for name in ("dev", "losses"):
                 values[name] = {int(step): value for step, value in values[name].items()}
-            result = cls(**values)
+            result, wanted = cls(**values), cell.key
         except _UNREADABLE as error:
             raise ValueError(f"not the JSON of a cell: {error!r}") from error
-        if key != cell.key:
-            raise ValueError(f"the key {key!r} is not that of the cell, {cell.key!r}")
+        if key != wanted:
+            raise ValueError(f"the key {key!r} is not that of the cell, {wanted!r}")
         return result
