@@ -83,18 +83,29 @@ class STSResults:
             fields = json.loads(text)
             fields.pop("average")
             results = cls(**fields)
-            _check_scores(results.scores)
+            _check_types(results)
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise ValueError(f"not the JSON of STSResults: {error}") from error
         return results
 
 
-def _check_scores(scores: object) -> None:
-    if not isinstance(scores, dict) or not scores:
-        raise ValueError(f"scores must name a score by task, got {scores!r}")
-    for task, score in scores.items():
-        if not isinstance(score, float):
-            raise ValueError(f"the score of {task} must be a number with a point, got {score!r}")
+_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "scores": dict,
+    "model_name": str,
+    "revision": str,
+    "pooling": (str, type(None)),
+    "pairs": dict,
+    "versions": dict,
+    "seconds": (int, float),
+}
+
+
+def _check_types(results: STSResults) -> None:
+    for name, wanted in _FIELD_TYPES.items():
+        if not isinstance(value := getattr(results, name), wanted):
+            raise ValueError(f"{name} is {value!r}")
+    if not results.scores or not all(isinstance(s, float) for s in results.scores.values()):
+        raise ValueError(f"scores must name a number by task, got {results.scores!r}")
 
 
 def record_in_model_card(
