@@ -267,7 +267,11 @@ def main() -> None:
         evaluator=evaluator,
         overwrite=starts_anew,
     )
+    previous = run / "encoder.old"
     if main_process:
+        if settings.overwrite and encoder_folder.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+            encoder_folder.rename(previous)  # kept until the new one is whole
         if settings.resume and starts_anew:
             print(f"{run} holds no whole checkpoint: the run begins at its first step")
         print(f"{settings.corpus}: {corpus.report}")
@@ -289,9 +293,8 @@ def main() -> None:
     after = evaluator(model)[evaluator.primary_metric] if evaluator else None
     if not main_process:
         return
-    if settings.overwrite:
-        shutil.rmtree(encoder_folder, ignore_errors=True)
     save_encoder(model, encoder_folder)
+    shutil.rmtree(previous, ignore_errors=True)
     if before is not None and after is not None:
         best = trainer.state.best_model_checkpoint
         step = f" (step {best.rsplit('-', 1)[-1]}, the best)" if best else ""
