@@ -326,6 +326,7 @@ class CellResult:
         """
         try:
             values = json.loads(text)
+            json.dumps(values, allow_nan=False)  # to_json writes no NaN and no infinity
             key = values.pop("key")
             values["cell"] = cell = Cell.from_dict(values["cell"])
             for name in ("dev", "losses"):
