@@ -115,7 +115,9 @@ def test_a_finished_run_is_not_overwritten(run: Run, flags: list[object], tmp_pa
     assert (tmp_path / "run" / "encoder" / "model.safetensors").read_bytes() != saved
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(run: Run, flags: list[object], tmp_path: Path) -> None:
+    """Slow: three trainings."""
     run("train_unsup.py", *flags, "--output", "straight")
     with pytest.raises(SystemExit, match="no whole checkpoint"):
         run("train_unsup.py", *flags, "--output", "broken", "--resume")
