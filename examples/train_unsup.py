@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.util import cos_sim, dot_score
 from transformers import HfArgumentParser, set_seed
@@ -46,6 +47,7 @@ from st_gsinfonce import (
 )
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.recipes import RECIPES, Recipe, get_recipe, record_in_card
+from st_gsinfonce.whole_files import write_atomically
 
 SIMILARITIES = {"cos": cos_sim, "dot": dot_score}
 
@@ -82,7 +84,10 @@ class UnsupArguments:
             "help": "STS-B dev: 'hub', a folder with STSBenchmark/validation.jsonl, or 'none'."
         },
     )
-    resume: bool = field(default=False, metadata={"help": "Go on from the last whole checkpoint."})
+    resume: bool = field(
+        default=False,
+        metadata={"help": "Go on from the last whole checkpoint; before the first, begin anew."},
+    )
     overwrite: bool = field(default=False, metadata={"help": "Replace an earlier run in OUTPUT."})
     scale: float = field(default=20.0, metadata={"help": "1 / temperature."})
     noise: str = field(
@@ -228,8 +233,14 @@ def main() -> None:
             f"{encoder_folder} holds the encoder of a finished run: choose another --output; to train it "
             f"further, add --model {encoder_folder}; --overwrite starts this run anew"
         )
+    starts_anew = settings.overwrite
     if settings.resume:
-        arguments.resume_from_checkpoint = str(last_checkpoint(arguments.output_dir))
+        try:
+            arguments.resume_from_checkpoint = str(last_checkpoint(arguments.output_dir))
+        except FileNotFoundError:
+            if not run.is_dir():
+                raise
+            starts_anew = True  # it was killed before its first checkpoint was whole
     set_seed(arguments.seed)
     logging.disable_progress_bar()  # of loading and saving; the training's own bar stays
 
@@ -259,13 +270,19 @@ def main() -> None:
         arguments,
         loss=build_loss(model, settings, arguments.seed),
         evaluator=evaluator,
-        overwrite=settings.overwrite,
+        overwrite=starts_anew,
     )
     if settings.overwrite and main_process:
         (run / "diagnostics.csv").unlink(missing_ok=True)
     if settings.diagnostics:
         trainer.add_callback(DiagnosticsCallback(trainer, csv_file=run / "diagnostics.csv"))
+    previous = run / "encoder.old"
     if main_process:
+        if settings.overwrite and encoder_folder.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+            encoder_folder.rename(previous)  # kept until the new one is whole
+        if settings.resume and starts_anew:
+            print(f"{run} holds no whole checkpoint: the run begins at its first step")
         print(f"{settings.corpus}: {corpus.report}")
         write_settings(
             run / "run.json",
@@ -285,9 +302,8 @@ def main() -> None:
     after = evaluator(model)[evaluator.primary_metric] if evaluator else None
     if not main_process:
         return
-    if settings.overwrite:
-        shutil.rmtree(encoder_folder, ignore_errors=True)
     save_encoder(model, encoder_folder)
+    shutil.rmtree(previous, ignore_errors=True)
     if before is not None and after is not None:
         best = trainer.state.best_model_checkpoint
         step = f" (step {best.rsplit('-', 1)[-1]}, the best)" if best else ""
@@ -300,7 +316,13 @@ def main() -> None:
 def write_settings(path: Path, settings: dict[str, Any], *, resumed: bool) -> None:
     """Keep what the run was started with beside its results; a resumed run must go on with the same."""
     if resumed and path.is_file():
-        started = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            started = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, which tells what the run was started with, is damaged ({error}): delete it to "
+                "go on with the settings given"
+            ) from error
         free = {"resume", "overwrite", "resume_from_checkpoint", "disable_tqdm", "device"}
         changed = [
             f"{name}: {started[part].get(name)!r}, now {value!r}"
@@ -316,11 +338,12 @@ def write_settings(path: Path, settings: dict[str, Any], *, resumed: bool) -> No
         return
     record = describe_run() | settings
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+    except (OSError, ValueError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
+        notes = getattr(error, "__notes__", [])  # what to do, where the library knows
+        sys.exit("\n".join([f"error: {error}", *notes]))

@@ -24,6 +24,16 @@ ratio (noise vectors per sentence of a batch, 3), b (log mass of the noise in pl
 ratio gives), cosine (the same mass as b / scale, one virtual negative's cosine), dropout (0.1), scale (20).
 Examples: infonce, sampled:dropout=0.2, expected:b=10, sampled:b=10, expected:cosine=0.5, sampled:ratio=8"""
 
+# What reading JSON of any shape can raise: huge numbers and deep nesting included.
+_UNREADABLE = (
+    AttributeError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
 _KINDS = {"infonce": "none", "sampled": "sampled", "expected": "expected"}
 
 
@@ -115,10 +125,10 @@ class Arm:
 
     def __str__(self) -> str:
         """Return the arm in `ARM_SYNTAX`, complete: ``parse`` reads it back."""
-        parts = [f"ratio={self.noise_ratio:g}"] if self.noise_ratio else []
-        parts += [f"b={self.log_mass:g}"] if self.log_mass is not None else []
-        parts += [f"dropout={self.dropout:g}"]
-        parts += [f"scale={self.scale:g}"] if self.scale != 20 else []
+        parts = [f"ratio={_exact(self.noise_ratio)}"] if self.noise_ratio else []
+        parts += [f"b={_exact(self.log_mass)}"] if self.log_mass is not None else []
+        parts += [f"dropout={_exact(self.dropout)}"]
+        parts += [f"scale={_exact(self.scale)}"] if self.scale != 20 else []
         return f"{self.kind}:{','.join(parts)}"
 
     @property
@@ -172,6 +182,12 @@ class Arm:
         return GSInfoNCELoss(
             model, self.scale, noise_size=num_noise, noise_weight=weight, seed=seed
         )
+
+
+def _exact(number: float) -> str:
+    """Return a number's shortest text that reads back as it."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 @dataclass(frozen=True)
@@ -310,13 +326,14 @@ class CellResult:
         """
         try:
             values = json.loads(text)
+            json.dumps(values, allow_nan=False)  # to_json writes no NaN and no infinity
             key = values.pop("key")
             values["cell"] = cell = Cell.from_dict(values["cell"])
             for name in ("dev", "losses"):
                 values[name] = {int(step): value for step, value in values[name].items()}
-            result = cls(**values)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            result, wanted = cls(**values), cell.key
+        except _UNREADABLE as error:
             raise ValueError(f"not the JSON of a cell: {error!r}") from error
-        if key != cell.key:
-            raise ValueError(f"the key {key!r} is not that of the cell, {cell.key!r}")
+        if key != wanted:
+            raise ValueError(f"the key {key!r} is not that of the cell, {wanted!r}")
         return result

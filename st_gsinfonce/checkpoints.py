@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+import zipfile
 from os import PathLike
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def last_checkpoint(folder: str | PathLike[str]) -> Path:
 
     A process that is killed while it saves leaves a part of a checkpoint, from which the Trainer's
     ``resume_from_checkpoint=True`` would try to go on. Whole is one whose ``trainer_state.json``, which
-    the Trainer writes last, can be read and whose weights all open.
+    the Trainer writes last, can be read and whose weights and optimizer all open; nothing is unpickled.
 
     Args:
         folder: The Trainer's ``output_dir``.
@@ -40,17 +41,24 @@ def last_checkpoint(folder: str | PathLike[str]) -> Path:
         if damage is None:
             return checkpoint
         warnings.warn(f"{checkpoint} is skipped: {damage}", stacklevel=2)
-    raise FileNotFoundError(f"{folder} holds no whole checkpoint: start without resuming")
+    raise FileNotFoundError(
+        f"{folder} holds no whole checkpoint: start without resuming"
+        + (", and overwrite, which deletes those that are not whole" if steps else "")
+    )
 
 
 def _damage(checkpoint: Path) -> str | None:
     """Say what a checkpoint lacks, or None."""
     try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return "it has no trainer_state.json, which is written last"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"its trainer_state.json is cut short ({error})"
+    except OSError as error:
+        return f"its trainer_state.json cannot be read ({error})"
+    if not isinstance(state, dict) or not isinstance(state.get("global_step"), int):
+        return "its trainer_state.json does not say which step it is of"
     weights = sorted(checkpoint.rglob("*.safetensors"))
     if not weights:
         return "it has no weights"
@@ -60,4 +68,8 @@ def _damage(checkpoint: Path) -> str | None:
                 pass
         except (SafetensorError, OSError) as error:
             return f"{path.relative_to(checkpoint)} cannot be opened ({error})"
+    for path in sorted([*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")]):
+        # torch.save writes zip files, whose directory comes last.
+        if not zipfile.is_zipfile(path):
+            return f"{path.name} is cut short"
     return None

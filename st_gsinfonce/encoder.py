@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 import torch
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Module,
@@ -123,7 +124,10 @@ def _read_modules(folder: Path) -> list[dict[str, Any]]:
     path = folder / "modules.json"
     if not path.is_file():
         return []
-    modules: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        modules: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): get the model anew") from error
     return modules
 
 
@@ -216,11 +220,16 @@ def save_encoder(model: SentenceTransformer, folder: str | PathLike[str]) -> Pat
 
     Raises:
         FileExistsError: If the folder holds something.
+        OSError: If it cannot be written; the model can still be saved elsewhere.
     """
     folder = Path(folder)
     require_free(folder)
-    with written_whole(folder, last="modules.json") as partial:
-        strip_head(model).save_pretrained(str(partial))
+    strip_head(model)
+    try:
+        with written_whole(folder, last="modules.json") as partial:
+            model.save_pretrained(str(partial))
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"{folder} cannot be written ({error}): save it elsewhere") from error
     return folder
 
 

@@ -170,7 +170,10 @@ def read_result(cell: Cell, folder: str | os.PathLike[str]) -> CellResult | None
     """
     path = Path(folder) / cell.file_name
     try:
-        return CellResult.from_json(path.read_text(encoding="utf-8"))
+        result = CellResult.from_json(path.read_text(encoding="utf-8"))
+        if result.cell.key != cell.key:
+            raise ValueError(f"it is the result of another cell, {result.cell.arm}")
+        return result
     except FileNotFoundError:
         return None
     except ValueError as error:

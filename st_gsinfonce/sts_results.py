@@ -79,12 +79,33 @@ class STSResults:
         Raises:
             ValueError: If ``text`` is not such a JSON object.
         """
-        fields = json.loads(text)
         try:
+            fields = json.loads(text)
             fields.pop("average")
-            return cls(**fields)
-        except (AttributeError, KeyError, TypeError) as error:
+            results = cls(**fields)
+            _check_types(results)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise ValueError(f"not the JSON of STSResults: {error}") from error
+        return results
+
+
+_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "scores": dict,
+    "model_name": str,
+    "revision": str,
+    "pooling": (str, type(None)),
+    "pairs": dict,
+    "versions": dict,
+    "seconds": (int, float),
+}
+
+
+def _check_types(results: STSResults) -> None:
+    for name, wanted in _FIELD_TYPES.items():
+        if not isinstance(value := getattr(results, name), wanted):
+            raise ValueError(f"{name} is {value!r}")
+    if not results.scores or not all(isinstance(s, float) for s in results.scores.values()):
+        raise ValueError(f"scores must name a number by task, got {results.scores!r}")
 
 
 def record_in_model_card(

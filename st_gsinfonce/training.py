@@ -24,8 +24,10 @@ from transformers.training_args import ParallelMode
 
 from st_gsinfonce.collator import SimCSEDataCollator
 from st_gsinfonce.encoder import has_head
+from st_gsinfonce.faults import CarefulTrainer
 from st_gsinfonce.losses import GSInfoNCELoss
 from st_gsinfonce.weights import weights_digest
+from st_gsinfonce.whole_files import write_atomically
 
 LossFactory = Callable[[SentenceTransformer], nn.Module]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
@@ -45,10 +47,11 @@ def build_trainer(
 ) -> SentenceTransformerTrainer:
     """Return a Trainer that trains the encoder on single sentences by unsupervised SimCSE.
 
-    It is sentence-transformers' own Trainer, with four additions: the noise is keyed by the optimizer
+    It is sentence-transformers' own Trainer, with five additions: the noise is keyed by the optimizer
     step, so that a resumed run draws what the uninterrupted one would have; the best checkpoint's
     weights are checked to be the ones that end up in the model; a model trained in half precision
-    encodes in full precision afterwards; and wrong input is found before the training starts.
+    encodes in full precision afterwards; wrong input is found before the training starts; and a
+    training whose loss is NaN stops before it saves such weights (:mod:`~st_gsinfonce.faults`).
 
     Args:
         model: The encoder, usually of :func:`~st_gsinfonce.encoder.build_encoder`.
@@ -94,7 +97,7 @@ def build_trainer(
             "nothing to learn: build_encoder(..., dropout=0.1), or another model"
         )
     _check_output_once(Path(args.output_dir or "."), args, overwrite=overwrite)
-    trainer = SentenceTransformerTrainer(
+    trainer = CarefulTrainer(
         model=model,
         args=args,
         train_dataset=dataset,
@@ -166,7 +169,7 @@ class BestWeightsCallback(TrainerCallback):
         folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"
         if model is not None and args.load_best_model_at_end and state.is_world_process_zero:
             if folder.is_dir():
-                (folder / DIGEST_FILE).write_text(weights_digest(model) + "\n")
+                write_atomically(folder / DIGEST_FILE, weights_digest(model) + "\n")
 
     def on_train_end(
         self,

@@ -6,6 +6,9 @@ Two options (or environment variables) point the tests at data that the reposito
     --corpus FILE       (GSINFONCE_CORPUS)    plain text, one sentence a line
 
 Without them the tests that need the data are skipped and say so.
+
+The tests marked ``nightly``, of kills and soaks, take minutes. They are run by ``pytest -m nightly``,
+and by no run whose ``-m`` does not name them.
 """
 
 from __future__ import annotations
@@ -50,6 +53,14 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sts-data", default=os.environ.get("GSINFONCE_STS_DATA"))
     parser.addoption("--corpus", default=os.environ.get("GSINFONCE_CORPUS"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "nightly" in config.option.markexpr:
+        return
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=nightly)
+    items[:] = [item for item in items if item not in nightly]
 
 
 def _optional_path(value: str | None, what: str) -> Path:

@@ -23,7 +23,8 @@ import pytest
 import torch
 from conftest import falls, make_sentences
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
+from packaging.version import Version
+from sentence_transformers import SentenceTransformer, __version__
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MatryoshkaLoss,
@@ -38,6 +39,8 @@ from st_gsinfonce.training import build_trainer
 BATCH = 8
 SETTINGS = {"seed": 0, "scale": 4.0}  # a scale at which noise counts for an untrained encoder
 EXACT = {"rtol": 1e-9, "atol": 1e-13}  # in float64
+# Before 6.2, sentence-transformers carried gradients back in float32 whatever the model computed in.
+CARRIED = {"rtol": 1e-5, "atol": 1e-8} if Version(__version__) < Version("6.2") else EXACT
 
 Run = tuple[Tensor, Tensor, dict[str, Tensor]]
 """The loss, the gradients of all embeddings in the order of texts and columns, and of the parameters."""
@@ -87,10 +90,10 @@ def gradients(
 def assert_same(found: Run, expected: Run) -> None:
     torch.testing.assert_close(found[0], expected[0], **EXACT)
     assert expected[1].any(dim=1).all()  # every text has a gradient to compare
-    torch.testing.assert_close(found[1], expected[1], **EXACT)
+    torch.testing.assert_close(found[1], expected[1], **CARRIED)
     assert found[2].keys() == expected[2].keys()
     for name, gradient in expected[2].items():
-        torch.testing.assert_close(found[2][name], gradient, **EXACT, msg=lambda m, n=name: n + m)
+        torch.testing.assert_close(found[2][name], gradient, **CARRIED, msg=lambda m, n=name: n + m)
 
 
 # --- without dropout
@@ -141,7 +144,7 @@ def test_gradients_of_several_batches_add_up(encode_in_double: Callable) -> None
     fixed = accumulate(GSInfoNCELoss(model, **SETTINGS, noise_size=0))
     assert cached.keys() == plain.keys()
     for name, gradient in plain.items():
-        torch.testing.assert_close(cached[name], gradient, **EXACT)
+        torch.testing.assert_close(cached[name], gradient, **CARRIED)
     assert any(not torch.allclose(fixed[name], plain[name]) for name in plain)  # noise has its part
 
 
@@ -160,7 +163,7 @@ def test_two_forwards_before_their_backwards(encode_in_double: Callable) -> None
 
     plain, cached = run(GSInfoNCELoss), run(CachedGSInfoNCELoss, mini_batch_size=3)
     for name, gradient in plain.items():
-        torch.testing.assert_close(cached[name], gradient, **EXACT)
+        torch.testing.assert_close(cached[name], gradient, **CARRIED)
 
 
 # --- with dropout
@@ -261,7 +264,7 @@ def test_matryoshka_around_it_is_matryoshka_around_the_plain_loss(
     expected, expected_grads = run(GSInfoNCELoss(model, **SETTINGS))
     torch.testing.assert_close(value, expected, **EXACT)
     for name, gradient in expected_grads.items():
-        torch.testing.assert_close(grads[name], gradient, **EXACT)
+        torch.testing.assert_close(grads[name], gradient, **CARRIED)
 
 
 # --- without gradients

@@ -81,9 +81,11 @@ def test_equal_masses_are_compared(run: Run) -> None:
     assert sampling == [(arms[2], arms[1]), (arms[4], arms[5])]
 
 
+@pytest.mark.slow
 def test_a_grid_is_run_compared_and_kept(
     run: Run, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Slow: trains a grid of four arms."""
     arms = ["infonce", "sampled", "expected:b=10", "infonce:dropout=0.3"]
     run(*flags, "--arms", *arms)
     printed = capsys.readouterr().out

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
-from st_gsinfonce import has_head
+from st_gsinfonce import GSInfoNCELoss, has_head
 from st_gsinfonce.weights import weights_digest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -115,7 +115,9 @@ def test_a_finished_run_is_not_overwritten(run: Run, flags: list[object], tmp_pa
     assert (tmp_path / "run" / "encoder" / "model.safetensors").read_bytes() != saved
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(run: Run, flags: list[object], tmp_path: Path) -> None:
+    """Slow: three trainings."""
     run("train_unsup.py", *flags, "--output", "straight")
     with pytest.raises(SystemExit, match="no whole checkpoint"):
         run("train_unsup.py", *flags, "--output", "broken", "--resume")
@@ -135,6 +137,62 @@ def test_an_interrupted_run_goes_on(run: Run, flags: list[object], tmp_path: Pat
     folders = [tmp_path / name / "encoder" for name in ("straight", "broken")]
     digests = [weights_digest(SentenceTransformer(str(f), device="cpu")) for f in folders]
     assert digests[0] == digests[1]
+
+
+def test_an_overwritten_encoder_stays_until_the_new_one_is_whole(
+    run: Run, flags: list[object], tmp_path: Path
+) -> None:
+    run("train_unsup.py", *flags)
+    folder = tmp_path / "run"
+    saved = (folder / "encoder" / "model.safetensors").read_bytes()
+    module = run("train_unsup.py", *flags, "--overwrite", "--seed", 5, name="module")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    module["main"].__globals__["save_encoder"] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        module["main"]()
+    assert (folder / "encoder.old" / "model.safetensors").read_bytes() == saved
+    run("train_unsup.py", *flags, "--resume", "--seed", 5)
+    assert (folder / "encoder" / "model.safetensors").read_bytes() != saved
+    assert not (folder / "encoder.old").exists()
+
+
+def test_resuming_before_the_first_checkpoint_begins_anew(
+    run: Run, flags: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("train_unsup.py", *flags, "--output", "straight")
+    cut_short = tmp_path / "run" / "checkpoints" / "checkpoint-2"
+    cut_short.mkdir(parents=True)
+    (cut_short / "model.safetensors").write_bytes(b"half")
+    with pytest.warns(UserWarning, match="checkpoint-2 is skipped"):
+        run("train_unsup.py", *flags, "--resume")
+    assert (
+        "run holds no whole checkpoint: the run begins at its first step" in capsys.readouterr().out
+    )
+    weights = [tmp_path / name / "encoder" / "model.safetensors" for name in ("straight", "run")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_damaged_run_file_is_named(run: Run, flags: list[object], tmp_path: Path) -> None:
+    module = run("train_unsup.py", *flags, name="module")
+    module["main"].__globals__["save_encoder"] = lambda *_: None  # as if killed before it
+    module["main"]()
+    (tmp_path / "run" / "run.json").write_text('{"settings":')
+    with pytest.raises(SystemExit, match="run.json, which tells .* is damaged .*: delete it"):
+        run("train_unsup.py", *flags, "--resume")
+
+
+def test_an_error_comes_with_its_notes(
+    run: Run, flags: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(GSInfoNCELoss, "forward", out_of_memory)
+    with pytest.raises(SystemExit, match=r"error: CUDA out of memory.\nA batch of 16 .*-size 32\)"):
+        run("train_unsup.py", *flags)
 
 
 def test_the_defaults_are_the_published_settings(run: Run, tmp_path: Path) -> None:

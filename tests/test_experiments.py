@@ -78,9 +78,11 @@ class Watch:
             self.masks.update((output == 0).numpy().tobytes())
 
 
+@pytest.mark.slow
 def test_arms_of_a_seed_are_paired(
     grid_options: GridOptions, quick: Materials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Slow: trains a cell for every arm."""
     build = experiments.build_encoder
     watches: list[Watch] = []
 
@@ -151,9 +153,11 @@ def test_a_cell_holds_what_a_reader_needs(
     assert result.cell.setting.encoder.name == tiny_bert.name
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_scored_if_asked_for(
     grid_options: GridOptions, loaded: Materials
 ) -> None:
+    """Slow: three epochs, scored step by step."""
     grid_options.epochs, grid_options.select, grid_options.learning_rate = 3, "best", 3e-2
     result = run_cell(Cell(Arm(), 0, setting_of(grid_options, loaded)), loaded)
     best = max(result.dev, key=lambda step: result.dev[step])

@@ -28,6 +28,8 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 
 from st_gsinfonce import build_encoder, build_trainer, has_head, load_encoder
 
+pytestmark = pytest.mark.slow  # a push checks what it publishes in a process of its own
+
 TOKEN = "hf_goodGOODgoodGOODgoodGOODgoodGOOD12"
 READ_ONLY = "hf_readREADreadREADreadREADreadREAD12"
 TEXTS = ["the cat sees the dog", "a house", "the old river"]
@@ -166,11 +168,10 @@ def load_elsewhere(environment: dict[str, str], name: str, token: str = TOKEN) -
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_a_checkpoint_is_published_and_used(
     hub: HubServer, push: Push, checkpoint: Path, environment: dict[str, str], sentences: list[str]
 ) -> None:
-    """Slow: a process pushes, one checks what is pushed, one downloads it."""
+    """A process pushes, one checks what is pushed, one downloads it."""
     run = {
         "settings": {"corpus": str(checkpoint / "corpus.txt"), "model": str(checkpoint)},
         "trainer": {"seed": 3, "output_dir": str(checkpoint)},

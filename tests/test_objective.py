@@ -49,7 +49,8 @@ from st_gsinfonce.objective import (
 Gradients = tuple[np.ndarray, np.ndarray]  # of the anchors, (N, D), and the candidates, (C, D)
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+# In float32, builds of torch sum in different orders: 1.1e-5 was seen where the scale is above 20.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 
 properties = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -191,7 +192,7 @@ def test_the_comparison_can_fail() -> None:
     ]
     for slip in slips:
         with pytest.raises(AssertionError):
-            assert_same(slip, wanted, 1e-5)
+            assert_same(slip, wanted, TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

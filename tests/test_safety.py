@@ -1,6 +1,7 @@
 """Loading is careful.
 
-- Nothing here trusts remote code for the user, or turns off weights-only loading.
+- Nothing here trusts remote code for the user, turns off weights-only loading, runs text as code or
+  starts a shell; a script that comes with a corpus is never run.
 - A checkpoint that somebody tampered with runs nothing when a training is resumed from it, or when an
   encoder is loaded from it.
 """
@@ -17,16 +18,23 @@ from typing import Any
 import pytest
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
-from st_gsinfonce import build_encoder, build_trainer, load_encoder
+from st_gsinfonce import build_encoder, build_trainer, load_encoder, load_sentences
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted([*(ROOT / "st_gsinfonce").glob("*.py"), *(ROOT / "examples").glob("*.py")])
-UNSAFE = {"trust_remote_code", "weights_only", "allow_pickle"}
-PICKLERS = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+SOURCES = sorted(
+    path
+    for folder in ("st_gsinfonce", "examples", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
+)
+UNSAFE = {"trust_remote_code", "weights_only", "allow_pickle", "shell"}
+UNSAFE_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml"}
+# Names, not attributes: model.eval() and re.compile() are others.
+RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
+STARTS_A_SHELL = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"}
 
 
 def unsafe(source: str) -> list[str]:
-    """Return what loads with trust: keywords other than False, and modules that unpickle."""
+    """Return what trusts, runs text or starts a shell: keywords, modules and functions."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword) and node.arg in UNSAFE:
@@ -39,7 +47,13 @@ def unsafe(source: str) -> list[str]:
             ]
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
-            found += [name for name in names if name.split(".")[0] in PICKLERS]
+            found += [name for name in names if name.split(".")[0] in UNSAFE_MODULES]
+            module = getattr(node, "module", None)
+            found += [name for name in names if f"{module}.{name}" in STARTS_A_SHELL]
+        elif isinstance(node, ast.Name) and node.id in RUNS_TEXT:
+            found.append(node.id)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in STARTS_A_SHELL:
+            found.append(ast.unparse(node))
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
             if not any(keyword.arg == "weights_only" for keyword in node.keywords):
                 found.append("torch.load")
@@ -47,7 +61,7 @@ def unsafe(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_nothing_is_trusted(path: Path) -> None:
+def test_nothing_is_trusted_run_or_handed_to_a_shell(path: Path) -> None:
     assert unsafe(path.read_text(encoding="utf-8")) == []
 
 
@@ -61,6 +75,16 @@ def test_nothing_is_trusted(path: Path) -> None:
         "torch.load(x, weights_only=False)",
         "import pickle",
         "from joblib import load",
+        "import yaml",
+        "eval(x)",
+        "exec(x)",
+        "run = exec",
+        "__import__(x)",
+        "subprocess.run(x, shell=True)",
+        "subprocess.run(x, **{'shell': True})",
+        "os.system(x)",
+        "from os import system",
+        "from subprocess import getoutput as run",
     ],
 )
 def test_trust_would_be_found(source: str) -> None:
@@ -141,3 +165,18 @@ def test_loading_runs_nothing(
     with pytest.raises(Exception, match="(?i)weights.only|unpickl|pytorch_model.bin"):
         load_encoder(folder, device="cpu")
     assert not (tmp_path / "mark").exists()
+
+
+def test_a_name_as_on_the_hub_runs_no_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "galaxy" / "towel"  # what "galaxy/towel" means here
+    folder.mkdir(parents=True)
+    mark = tmp_path / "mark"
+    (folder / "towel.py").write_text(f"open({str(mark)!r}, 'w')", encoding="utf-8")
+    (folder / "data.csv").write_text("text\nIt rains.\n", encoding="utf-8")
+    for source in ("galaxy/towel", "galaxy/towel/towel.py"):
+        with pytest.raises(ValueError, match="never run"):
+            load_sentences(source)
+    assert not mark.exists()

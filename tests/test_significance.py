@@ -55,7 +55,9 @@ def test_permutation_by_force(seed: int) -> None:
     assert permutation_p_value(differences) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_permutation_of_many_is_close_to_the_t_test() -> None:
+    """Slow: a hundred thousand permutations."""
     differences = normal(40, mean=0.3)
     expected = stats.ttest_1samp(differences, 0).pvalue
     assert permutation_p_value(differences) == pytest.approx(expected, abs=0.01)

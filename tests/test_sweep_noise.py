@@ -63,9 +63,11 @@ def test_the_points(run: Run) -> None:
     assert all("https://" in source for _, source in module["PAPER"].values())
 
 
+@pytest.mark.slow
 def test_both_sweeps(
     run: Run, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Slow: trains every point of both sweeps."""
     run("compare_losses.py", *flags, "--arms", "infonce", "sampled", "expected:b=10")
     cells = set((tmp_path / "out" / "cells").iterdir())
     capsys.readouterr()
@@ -150,6 +152,7 @@ def test_the_best_mass_is_chosen_on_dev_alone(
     assert "b = 12, a virtual negative of cosine 0.6 (81.50)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_tables_are_saved(
     run: Run,
     flags: list[str],
@@ -157,6 +160,7 @@ def test_without_matplotlib_the_tables_are_saved(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Slow: trains the points of a sweep."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     run("sweep_noise.py", *flags, "--sweep", "mass", "--mini")
     assert "without the figure: figures need matplotlib" in capsys.readouterr().out

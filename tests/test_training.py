@@ -276,9 +276,12 @@ def train_once(
     return model
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights(
     tiny_bert, sentences, training_arguments, tmp_path
 ) -> None:
+    """Slow: three trainings."""
+
     def weights(seed: int, name: str) -> str:
         arguments = training_arguments(seed=seed, output_dir=str(tmp_path / name))
         return weights_digest(train_once(tiny_bert, sentences, arguments))
@@ -286,10 +289,11 @@ def test_the_same_seed_gives_the_same_weights(
     assert weights(1, "a") == weights(1, "b") != weights(2, "c")
 
 
+@pytest.mark.slow
 def test_noise_moves_neither_batches_nor_dropout(
     tiny_bert, sentences, training_arguments, tmp_path, monkeypatch
 ) -> None:
-    """At learning rate 0 the embeddings show the batches and the masks alone."""
+    """Slow: several trainings. At learning rate 0 the embeddings show the batches and the masks alone."""
 
     def embeddings(name: str, **loss: Any) -> list[torch.Tensor]:
         seen: list[torch.Tensor] = []
