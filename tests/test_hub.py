@@ -154,7 +154,9 @@ def push(environment: dict[str, str], checkpoint: Path) -> Iterator[Push]:
 
     with process:
         yield start
-        process.terminate()
+        assert process.stdin
+        process.stdin.close()  # the process ends by itself, so that its coverage is counted
+        process.wait(60)
 
 
 def load_elsewhere(environment: dict[str, str], name: str, token: str = TOKEN) -> Any:
