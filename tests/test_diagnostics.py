@@ -42,7 +42,9 @@ def start(
     ) -> Any:
         torch.manual_seed(0)
         model = make_encoder()
-        arguments = training_arguments(logging_strategy="steps", logging_steps=1, **settings)
+        arguments = training_arguments(
+            **{"logging_strategy": "steps", "logging_steps": 1, **settings}
+        )
         return build_trainer(model, sentences, arguments, loss=loss or GSInfoNCELoss(model, seed=0))
 
     return make
@@ -105,17 +107,94 @@ def test_the_csv_holds_what_was_logged(start: Train, tmp_path: Path) -> None:
     assert [int(row["step"]) for row in rows] == [1, 2, 3, 4]
     for key in ("loss", "grad_norm", "learning_rate", *METRICS):
         assert [float(row[key]) for row in rows] == list(logged(trainer, key).values())
-    again = start(max_steps=2, output_dir=str(tmp_path / "second"))
-    again.add_callback(DiagnosticsCallback(again, csv_file=path))
-    again.train()
-    lines = path.read_text().splitlines()
-    assert len(lines) == 7 and sum(line.startswith("step,") for line in lines) == 1
+
+
+def test_a_resumed_run_has_each_step_once(start: Train, tmp_path: Path) -> None:
+    path = tmp_path / "diagnostics.csv"
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6}
+    folder = str(tmp_path / "run")
+    whole = start(output_dir=str(tmp_path / "whole"), **settings)
+    whole.add_callback(DiagnosticsCallback(whole, csv_file=tmp_path / "whole.csv"))
+    whole.train()
+
+    class Killed(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 4:
+                raise KeyboardInterrupt
+
+    first = start(output_dir=folder, **settings)
+    first.add_callback(DiagnosticsCallback(first, csv_file=path))
+    first.add_callback(Killed())
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    with path.open("a", newline="") as file:
+        file.write("4,0.9,0.1")  # cut in the middle of a row
+    resumed = start(output_dir=folder, resume_from_checkpoint=f"{folder}/checkpoint-2", **settings)
+    resumed.add_callback(DiagnosticsCallback(resumed, csv_file=path))
+    resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
+    assert path.read_text() == (tmp_path / "whole.csv").read_text()
+
+
+def test_no_other_run_adds_to_a_file(start: Train, tmp_path: Path) -> None:
+    trainer = start()
+    trainer.add_callback(DiagnosticsCallback(trainer, csv_file=tmp_path / "d.csv"))
+    trainer.train()
+    kept = (tmp_path / "d.csv").read_text()
+    with pytest.raises(FileExistsError, match=r"d\.csv holds 4 rows of an earlier run"):
+        trainer.train()
+    assert (tmp_path / "d.csv").read_text() == kept
+
+
+@pytest.mark.parametrize("settings", [{"logging_strategy": "no"}, {"logging_steps": 500}])
+def test_it_says_if_no_log_will_come(start: Train, settings: dict[str, Any]) -> None:
+    trainer = start(**settings)
+    trainer.add_callback(DiagnosticsCallback(trainer))
+    with pytest.warns(UserWarning, match="4 steps ends before its first log"):
+        trainer.train()
+
+
+def test_a_file_that_cannot_be_written(start: Train, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    trainer = start()
+    for wrong in (tmp_path, tmp_path / "file" / "d.csv"):
+        with pytest.raises(OSError, match=r"csv_file '.*' cannot be written: "):
+            DiagnosticsCallback(trainer, csv_file=wrong)
+
+
+def test_a_disk_that_fills_up_does_not_stop_a_training(start: Train, tmp_path: Path) -> None:
+    trainer = start()
+    callback = DiagnosticsCallback(trainer, csv_file=tmp_path / "d.csv")
+
+    class Full(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                callback.csv_file = Path("/dev/full")
+
+    trainer.add_callback(Full())
+    trainer.add_callback(callback)
+    with pytest.warns(UserWarning, match="/dev/full lacks a row: .*No space left"):
+        trainer.train()
+    assert trainer.state.global_step == 4
+    assert len((tmp_path / "d.csv").read_text().splitlines()) == 3
+
+
+def test_an_encoder_that_diverged_shows(start: Train, tmp_path: Path) -> None:
+    trainer = start()
+    callback = DiagnosticsCallback(trainer, csv_file=tmp_path / "d.csv")
+    nan = torch.full((3, 8), math.nan, requires_grad=True)
+    trainer.loss.compute_loss_from_embeddings([nan, nan])
+    callback.on_log(trainer.args, trainer.state, trainer.control, {"loss": math.nan})
+    assert "nan,nan,nan,nan,nan" in (tmp_path / "d.csv").read_text()
+    one = torch.ones(1, 8, requires_grad=True)
+    trainer.loss.compute_loss_from_embeddings([one, one])
+    callback.on_log(trainer.args, trainer.state, trainer.control, {"loss": 0.0})
+    assert (tmp_path / "d.csv").read_text().splitlines()[-1].count("nan") == 0
 
 
 def test_a_file_of_something_else_stays(start: Train, tmp_path: Path) -> None:
     path = tmp_path / "notes.csv"
     path.write_text("my,notes\n1,2\n")
-    with pytest.raises(ValueError, match=r"notes\.csv starts with 'my,notes', not with"):
+    with pytest.raises(ValueError, match=r"notes\.csv has the columns my, notes, not the"):
         DiagnosticsCallback(start(), csv_file=path)
     assert path.read_text() == "my,notes\n1,2\n"
 

@@ -68,7 +68,7 @@ ALLOWED = {
     },
     "analysis": {"geometry", "objective"},
     "geometry": {"objective"},
-    "diagnostics": {"losses", "objective"},
+    "diagnostics": {"losses", "objective", "whole_files"},
     "report": {"cells", "significance"},
     "encoder": {"whole_folders"},
     "hub": {"bundle", "card", "encoder", "evaluation", "remote"},
