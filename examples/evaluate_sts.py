@@ -29,7 +29,7 @@ from sentence_transformers.util import is_sentence_transformer_model, pairwise_c
 from st_gsinfonce.encoder import build_encoder, load_encoder
 from st_gsinfonce.evaluation import STS_TASKS, evaluate_sts
 from st_gsinfonce.figure_data import EncoderCosines, SimilarityData
-from st_gsinfonce.figure_files import figure_paths, require_no_figure, save_figure
+from st_gsinfonce.figure_files import require_room, save_figure
 from st_gsinfonce.plots import plot_similarity
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.sts_data import Pairs, hub_pairs, read_pairs
@@ -88,10 +88,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
                 f"--figure draws one MODEL beside its --baseline, got {len(options.models)} and "
                 f"{'no' if options.baseline is None else 'one'} baseline"
             )
-        if options.overwrite:
-            figure_paths(options.figure)  # a name that is none is found before the work
-        else:
-            require_no_figure(options.figure, "--figure")
+        require_room(options.figure, "--figure", overwrite=options.overwrite)
     return options
 
 

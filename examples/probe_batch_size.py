@@ -19,8 +19,10 @@ one CPU core.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import textwrap
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,10 +34,11 @@ from st_gsinfonce.analysis import (
     BATCH_SIZES,
     FalseNegativeProbe,
     Geometry,
+    check_draws,
     probe_false_negatives,
 )
 from st_gsinfonce.figure_data import ProbeData, figure_data_to_json
-from st_gsinfonce.figure_files import figure_paths, require_no_figure, save_figure
+from st_gsinfonce.figure_files import figure_paths, require_room, save_figure
 from st_gsinfonce.plots import plot_probe
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.sts_encoding import pooling_mode
@@ -43,6 +46,7 @@ from st_gsinfonce.whole_files import write_atomically
 
 MINI_SENTENCES, MINI_REPEATS = 512, 3
 PAIRS_SHOWN = 10
+SHOWN = 300  # characters of a sentence
 
 
 @dataclass
@@ -71,13 +75,14 @@ class ProbeOptions:
     repeats: int = field(default=100, metadata={"help": "Batches drawn of each size."})
     seed: int = field(default=0, metadata={"help": "Of the draws."})
     threshold: float = field(
-        default=0.9, metadata={"help": "Cosine from which negatives are taken for false ones."}
+        default=0.9, metadata={"help": "Cosine above which negatives are taken for false ones."}
     )
     output: str = field(
         default="runs/probe", metadata={"help": "Figure and numbers: OUTPUT.png, .svg, .json."}
     )
     private: bool = field(
-        default=False, metadata={"help": "Save no sentence: the worst pairs are printed alone."}
+        default=False,
+        metadata={"help": "Save neither sentences nor folders: the worst pairs are printed alone."},
     )
     overwrite: bool = field(default=False, metadata={"help": "Replace an earlier OUTPUT."})
     mini: bool = field(
@@ -91,6 +96,11 @@ class ProbeOptions:
         """Check the threshold; a smoke run overrides the size."""
         if not -1 <= self.threshold <= 1:
             raise ValueError(f"--threshold is a cosine, from -1 to 1, got {self.threshold}")
+        if self.max_sentences is not None and self.max_sentences < 1:
+            raise ValueError(f"--max_sentences must be at least 1, got {self.max_sentences}")
+        if self.column is not None and self.corpus == "embedded":
+            raise ValueError(f"--column {self.column}: the embedded corpus has no columns")
+        check_draws(self.batch_sizes, self.top_k, self.repeats, self.seed)
         if self.mini:
             self.max_sentences, self.repeats = MINI_SENTENCES, MINI_REPEATS
             self.batch_sizes = [n for n in self.batch_sizes if n <= MINI_SENTENCES] or [64]
@@ -131,13 +141,20 @@ def worst_pairs(probe: FalseNegativeProbe, tokens: int | None) -> str:
         f"{tokens} tokens of each:"
     ]
     for pair in largest.pairs[:PAIRS_SHOWN]:
-        met = f"in {pair.batches} of the batches"
+        met = f"among the top {probe.top_k} of {pair.batches} batches"
         lines.append(f"\n  {pair.cosine:.3f}, {met}")
         for sentence in (pair.first, pair.second):
+            text = printable(sentence)
             lines.append(
-                textwrap.fill(sentence, 100, initial_indent="    - ", subsequent_indent="      ")
+                textwrap.fill(text, 100, initial_indent="    - ", subsequent_indent="      ")
             )
     return "\n".join(lines)
+
+
+def printable(sentence: str) -> str:
+    """Return the beginning of a sentence, without what a terminal would obey."""
+    text = "".join(c if c.isprintable() else " " for c in sentence[: SHOWN + 1])
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
 def geometry_lines(geometry: Geometry) -> str:
@@ -156,10 +173,7 @@ def main() -> None:
         ProbeOptions, description=__doc__, allow_abbrev=False
     ).parse_args_into_dataclasses()
     logging.disable_progress_bar()  # of loading; the encoding's own bar stays
-    if options.overwrite:
-        figure_paths(options.output)  # a name that is none is found before the work
-    else:
-        require_no_figure(options.output, "--output")
+    require_room(options.output, "--output", overwrite=options.overwrite)
     sentences, corpus_name, report = load_corpus(options)
     corpus = f"{corpus_name}: {report}"
     print(corpus)
@@ -172,22 +186,29 @@ def main() -> None:
     name = "all-MiniLM-L6-v2 (embedded)" if options.model == "embedded" else name_of(options.model)
     encoder = f"{name}, pooling {pooling_mode(model)}, {model.max_seq_length} tokens"
     print(encoder)
-    probe = probe_false_negatives(
-        model,
-        sentences,
-        options.batch_sizes,
-        options.top_k,
-        options.repeats,
-        options.seed,
-        show_progress_bar=True,
-    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        probe = probe_false_negatives(
+            model,
+            sentences,
+            options.batch_sizes,
+            options.top_k,
+            options.repeats,
+            options.seed,
+            show_progress_bar=True,
+        )
+    for warning in caught:
+        print(f"Note: {warning.message}.")
     verdict = probe.verdict(options.threshold)
     print(
         f"\nMean of the {probe.top_k} largest cosines of a batch, over {probe.repeats} batches; Gaussian: of "
         f"vectors without meaning\n\n{table(probe)}\n\n{geometry_lines(probe.geometry)}\n\n"
         f"{worst_pairs(probe, model.max_seq_length)}\n\n{verdict}\n"
     )
+    run = describe_run()
     if options.private:
+        words = shlex.split(run["command"])
+        run["command"] = shlex.join(Path(w).name if Path(w).is_absolute() else w for w in words)
         probe = replace(probe, points=tuple(replace(p, pairs=()) for p in probe.points))
     title = f"{name}; {len(sentences):,} sentences of {corpus_name}"
     data = ProbeData(probe, options.threshold, title)
@@ -195,7 +216,7 @@ def main() -> None:
         "verdict": verdict,
         "encoder": encoder,
         "corpus": corpus,
-        "run": describe_run(),
+        "run": run,
     }
     try:
         files = save_figure(plot_probe(data), data, options.output, **record)

@@ -272,7 +272,7 @@ def main() -> None:
         evaluator=evaluator,
         overwrite=starts_anew,
     )
-    if settings.overwrite and main_process:
+    if starts_anew and main_process:
         (run / "diagnostics.csv").unlink(missing_ok=True)
     if settings.diagnostics:
         trainer.add_callback(DiagnosticsCallback(trainer, csv_file=run / "diagnostics.csv"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,7 @@ __all__ = [
     "alignment",
     "anisotropy",
     "effective_rank",
+    "check_draws",
     "probe_false_negatives",
     "uniformity",
 ]
@@ -135,22 +137,26 @@ class FalseNegativeProbe:
     def verdict(self, threshold: float) -> str:
         """Say in one sentence at which batch size the top pairs pass a threshold."""
         what = f"the {self.top_k} most similar negatives of a batch have a mean cosine"
+        if self.top_k == 1:
+            what = "the two most similar negatives of a batch have a mean cosine"
         below, largest = self.largest_batch_below(threshold), self.points[-1]
         if below is None:
             point = self.points[0]
+            mean = _shown(point.mean, threshold)
             return (
-                f"Already at a batch of {point.batch_size:,} {what} of {point.mean:.2f}, above "
-                f"{threshold:g}."
+                f"Already at a batch of {point.batch_size:,} {what} of {mean}, above {threshold:g}."
             )
         if below == largest.batch_size:
+            mean = _shown(largest.mean, threshold)
             return (
-                f"Up to a batch of {below:,}, the largest probed, {what} of at most {largest.mean:.2f}, "
-                f"which does not pass {threshold:g}."
+                f"Up to a batch of {below:,}, the largest probed, {what} of at most {mean}, which does not "
+                f"pass {threshold:g}."
             )
         above = next(point for point in self.points if point.batch_size > below)
+        mean = _shown(above.mean, threshold)
         return (
             f"Up to a batch of {below:,} {what} of at most {threshold:g}; at {above.batch_size:,} it is "
-            f"{above.mean:.2f}."
+            f"{mean}."
         )
 
 
@@ -172,6 +178,9 @@ def probe_false_negatives(
     says how near the nearest of them are. Gaussian vectors of the same width, a new batch for each
     repeat, show what it would be for directions that have nothing to do with each other.
 
+    Batches that hold most of a corpus are nearly the same batch, and their spread is near 0 for that reason
+    alone.
+
     Each sentence is embedded once, without dropout. A smaller batch is the beginning of the larger one of
     the same repeat, so that the values of a repeat never fall with N. The similarities are those of the
     model's float32 embeddings, computed in float64 for the pairs that count.
@@ -181,21 +190,26 @@ def probe_false_negatives(
     Args:
         model: The encoder to judge by; it is left in eval mode, as ``encode`` leaves it.
         sentences: The corpus; repeated sentences are left out, and counted.
-        batch_sizes: Each at least 2 and large enough for ``top_k`` pairs.
+        batch_sizes: Each large enough for ``top_k`` pairs.
         top_k: Pairs of a batch that are averaged, at least 1.
         repeats: Batches drawn for each size, at least 1.
         seed: Of the draws, at least 0.
         encode_batch_size: Sentences embedded at once.
         show_progress_bar: While embedding.
 
+    Returns:
+        A `FalseNegativeProbe`: ``points``, one for each batch size, with ``mean``, ``sd`` and the most
+        similar ``pairs``; ``verdict(threshold)``; the ``geometry`` of the embeddings.
+
     Raises:
-        ValueError: For a setting out of its range, a sentence that is no string (names the row), or if
-            every batch size is larger than the corpus.
+        ValueError: For a setting out of its range, a sentence that is blank or no string (names the row),
+            embeddings that are not finite, or if every batch size is larger than the corpus.
 
     Warns:
         UserWarning: If sentences are repeated, or batch sizes left out as larger than the corpus.
     """
-    sizes = _check_sizes(batch_sizes, top_k, repeats, seed)
+    sizes = check_draws(batch_sizes, top_k, repeats, seed)
+    sentences = list(sentences) if isinstance(sentences, Iterator) else sentences
     distinct = _distinct(sentences)
     fitting = [size for size in sizes if size <= len(distinct)]
     if not fitting:
@@ -213,6 +227,12 @@ def probe_false_negatives(
         model.encode(distinct, batch_size=encode_batch_size, show_progress_bar=show_progress_bar),
         dtype=np.float32,
     )  # (n, D)
+    if not (finite := np.isfinite(vectors).all(axis=1)).all():
+        first = distinct[int(finite.argmin())]
+        raise ValueError(
+            f"the encoder gives embeddings that are not finite for {(~finite).sum()} of {len(distinct)} "
+            f"sentences, the first of them {first[:80]!r}: its weights may have diverged in training"
+        )
     values: dict[int, list[float]] = {size: [] for size in fitting}
     gaussian_values: dict[int, list[float]] = {size: [] for size in fitting}
     met: dict[int, dict[tuple[int, int], list[float]]] = {size: {} for size in fitting}
@@ -238,9 +258,9 @@ def probe_false_negatives(
         )
     return FalseNegativeProbe(
         points=tuple(points),
-        top_k=top_k,
-        repeats=repeats,
-        seed=seed,
+        top_k=int(top_k),
+        repeats=int(repeats),
+        seed=int(seed),
         sentences=len(distinct),
         duplicates=len(sentences) - len(distinct),
         geometry=_geometry(vectors, seed),
@@ -289,35 +309,62 @@ def _cosines(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float
     return cosines
 
 
-def _check_sizes(batch_sizes: Sequence[int], top_k: int, repeats: int, seed: int) -> list[int]:
+def check_draws(batch_sizes: Sequence[int], top_k: int, repeats: int, seed: int) -> list[int]:
+    """Return the batch sizes, rising, each once.
+
+    Raises:
+        ValueError: For what `probe_false_negatives` does not take.
+    """
     for name, value, least in (("top_k", top_k, 1), ("repeats", repeats, 1), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not _is_integer(value) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if not isinstance(batch_sizes, Iterable):
+        raise ValueError(f"batch_sizes must be a list of integers, got {batch_sizes!r}")
+    sizes = list(batch_sizes)
     smallest = math.ceil((1 + math.sqrt(1 + 8 * top_k)) / 2)  # N (N - 1) / 2 >= top_k
-    for size in batch_sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or size < smallest:
+    for size in sizes:
+        if not _is_integer(size) or size < smallest:
             raise ValueError(
                 f"batch_sizes must be integers of at least {smallest}, for {top_k} pairs, got {size!r}"
             )
-    if len(batch_sizes) == 0:
+    if not sizes:
         raise ValueError("batch_sizes is empty: give at least one")
-    return sorted(set(batch_sizes))
+    return sorted({int(size) for size in sizes})
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _distinct(sentences: Sequence[str]) -> list[str]:
-    if isinstance(sentences, str):
-        raise ValueError("sentences must be a list of strings, got one string")
-    for row, sentence in enumerate(sentences, start=1):
-        if not isinstance(sentence, str):
-            raise ValueError(f"sentence {row} is {sentence!r}, not a string: see load_sentences")
-    distinct = list(dict.fromkeys(sentences))
-    if repeated := len(sentences) - len(distinct):
+    if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+        raise ValueError(
+            f"sentences must be a list of strings, got a {type(sentences).__name__}: of what "
+            "load_sentences returns give .sentences"
+        )
+    given = list(sentences)
+    for row, sentence in enumerate(given, start=1):
+        if not isinstance(sentence, str) or not sentence.strip():
+            raise ValueError(
+                f"sentence {row} is {sentence!r}, not a text: load_sentences drops such rows"
+            )
+    distinct = list(dict.fromkeys(given))
+    if repeated := len(given) - len(distinct):
         warnings.warn(
-            f"{repeated} of {len(sentences)} sentences repeat an earlier one and are left out; in training "
+            f"{repeated} of {len(given)} sentences repeat an earlier one and are left out; in training "
             "a batch that draws both has a false negative for certain: load_sentences drops them",
             stacklevel=3,
         )
     return distinct
+
+
+def _shown(value: float, threshold: float) -> str:
+    """Return a value with as many digits, two at least, as tell on which side of the threshold it is."""
+    for digits in range(2, 17):
+        text = f"{value:.{digits}f}"
+        if (float(text) > threshold) == (value > threshold):
+            break
+    return text
 
 
 def _sd(values: Sequence[float]) -> float:

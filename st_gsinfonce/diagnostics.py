@@ -85,9 +85,8 @@ class DiagnosticsCallback(TrainerCallback):
         )
         if never:
             warnings.warn(
-                f"the training of {state.max_steps} steps ends before its first log, with logging_strategy "
-                f"{args.logging_strategy.value} and logging_steps {args.logging_steps:g}: there will be no "
-                "diagnostics; lower logging_steps",
+                f"the training of {state.max_steps} steps ends before its first log: there will be no "
+                f"diagnostics; set logging_steps, which is {args.logging_steps:g}, or logging_strategy",
                 stacklevel=2,
             )
         if self.csv_file is None or not state.is_world_process_zero:
@@ -95,7 +94,8 @@ class DiagnosticsCallback(TrainerCallback):
         rows = _read_rows(self.csv_file, self.columns)
         if rows and state.global_step == 0:
             raise FileExistsError(
-                f"csv_file {self.csv_file} holds {len(rows)} rows of an earlier run: name another file"
+                f"csv_file {self.csv_file} holds {len(rows)} rows of an earlier run: resume that "
+                "run, or name another file"
             )
         done = [row for row in rows if int(row["step"]) <= state.global_step]
         write_atomically(self.csv_file, _as_csv(self.columns, done))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,23 +39,35 @@ def figure_paths(path: str | os.PathLike[str]) -> dict[str, Path]:
     name = os.fspath(path)
     stem, dot, ending = name.rpartition(".")
     base = stem if dot and ending in ENDINGS else name
-    if not base or base.endswith(("/", os.sep)):
+    if not base or base.endswith(("/", os.sep)) or Path(base).name in ("", "..") or base == ".":
         raise ValueError(f"a figure needs a file's name, without or with its ending, got {name!r}")
     return {ending: Path(f"{base}.{ending}") for ending in ENDINGS}
 
 
-def require_no_figure(path: str | os.PathLike[str], option: str) -> None:
-    """Raise FileExistsError if a file of the figure is there.
+def require_room(path: str | os.PathLike[str], option: str, *, overwrite: bool = False) -> None:
+    """Find what would keep a figure from being saved before the work for it is done.
 
     Args:
         path: As for `save_figure`.
         option: By which the user gave the path, for the message.
+        overwrite: Whether files that are there may be replaced.
+
+    Raises:
+        FileExistsError: If a file of the figure is there and may not be replaced.
+        OSError: If the folder cannot be written.
     """
     for file in figure_paths(path).values():
-        if file.exists():
+        if file.is_dir() or (file.exists() and not overwrite):
             raise FileExistsError(
-                f"{option}: {file} exists and is not overwritten: give another path, or --overwrite"
+                f"{option}: {file} exists and is not overwritten: give another path"
+                + ("" if file.is_dir() else ", or --overwrite")
             )
+        folder = next(parent for parent in file.parents if parent.exists())
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise OSError(f"{option}: {file} cannot be written: {error.strerror}") from error
 
 
 def save_figure(

@@ -63,6 +63,11 @@ def style() -> Iterator[None]:
         yield
 
 
+def plain(text: str) -> str:
+    """Return a text of somebody else's in which ``$`` stands for itself and not for mathematics."""
+    return text.replace("$", r"\$")
+
+
 def new_panels(
     height: float, count: int, *, beside: bool = False, **options: Any
 ) -> tuple[Figure, list[Axes]]:

@@ -1,7 +1,7 @@
 """The geometry of an encoder's space: alignment, uniformity, anisotropy, effective rank.
 
 Everything runs over tiles and never holds all pairs, so that memory grows with the number of vectors and
-not with its square.
+not with its square. A row shorter than 1e-12 has no direction and counts as 0.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ def alignment(anchors: Vectors, positives: Vectors, alpha: float = 2.0) -> float
         alpha: The power, positive.
 
     Raises:
-        ValueError: For shapes that differ, or no row.
+        ValueError: For shapes that differ, no row, numbers that are not finite, or an alpha that is not
+            positive.
     """
+    _check_positive("alpha", alpha)
     first, second = _matrix("anchors", anchors, 1), _matrix("positives", positives, 1)
     if first.shape != second.shape:
         raise ValueError(
@@ -94,9 +96,10 @@ def uniformity(embeddings: Vectors, t: float = 2.0) -> float:
         t: The kernel's width, positive.
 
     Raises:
-        ValueError: For fewer than two rows.
+        ValueError: For fewer than two rows, numbers that are not finite, or a t that is not positive.
     """
-    vectors = unit(_matrix("embeddings", embeddings, 2).float())
+    _check_positive("t", t)
+    vectors = unit(_matrix("embeddings", embeddings, 2).double()).float()
     total = -math.inf
     for _, _, cosines in pair_tiles(vectors):
         part = torch.logsumexp((2 * t * (cosines - 1)).flatten(), dim=0)
@@ -116,7 +119,7 @@ def anisotropy(embeddings: Vectors) -> float:
         embeddings: (n, D), n at least 2.
 
     Raises:
-        ValueError: For fewer than two rows.
+        ValueError: For fewer than two rows, or numbers that are not finite.
     """
     vectors = _matrix("embeddings", embeddings, 2)
     total = torch.zeros(vectors.shape[1], dtype=torch.float64, device=vectors.device)
@@ -142,7 +145,7 @@ def effective_rank(embeddings: Vectors) -> float:
         The rank; 0 if all vectors are 0, which have no direction.
 
     Raises:
-        ValueError: For no row.
+        ValueError: For no row, or numbers that are not finite.
     """
     vectors = _matrix("embeddings", embeddings, 1)
     width = vectors.shape[1]
@@ -180,7 +183,14 @@ def _matrix(name: str, vectors: Vectors, fewest: int) -> Tensor:
             f"{name} must be floating point of shape (n, dim) with n at least {fewest}, got "
             f"{matrix.dtype} of shape {tuple(matrix.shape)}"
         )
+    if not (finite := matrix.isfinite().all(dim=1)).all():
+        raise ValueError(f"{name} must be finite, but row {int(finite.int().argmin()) + 1} is not")
     return matrix
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a positive number, got {value!r}")
 
 
 def _double_units(vectors: Tensor) -> Iterator[Tensor]:

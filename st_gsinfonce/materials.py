@@ -76,6 +76,10 @@ class GridOptions:
                 "there is nothing to score on: give --sts-data hub or a folder, or train on the embedded "
                 "corpus, which has held-out pairs"
             )
+        if self.max_sentences is not None and self.max_sentences < 1:
+            raise ValueError(f"--max_sentences must be at least 1, got {self.max_sentences}")
+        if self.column is not None and self.corpus == "embedded":
+            raise ValueError(f"--column {self.column}: the embedded corpus has no columns")
         if self.mini:
             self.max_steps, self.max_sentences = MINI_STEPS, MINI_SENTENCES
             self.seeds = ",".join(map(str, parse_seeds(self.seeds)[:2]))

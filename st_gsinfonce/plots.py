@@ -33,6 +33,7 @@ from st_gsinfonce.figure_style import (
     draw_means,
     line,
     new_panels,
+    plain,
     ring,
     style,
 )
@@ -77,11 +78,12 @@ def plot_probe(data: ProbeData) -> Figure:
             )
         lowest = min(min(*point.values, *point.gaussian_values, 0.0) for point in probe.points)
         axis.set_ylim(1.05 * lowest, 1.05)
+        axis.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)  # a single size has a width, too
         axis.set_xticks(sizes, labels=[str(size) for size in sizes])
         axis.set_xticks([], minor=True)
         axis.set_xlabel("batch size, sentences")
         axis.set_ylabel(f"cosine, mean of the {probe.top_k} largest\nof a batch")
-        axis.set_title(textwrap.fill(data.title, 72))
+        axis.set_title(plain(textwrap.fill(data.title, 72)))
         add_legend(figure, [axis])
     return figure
 
@@ -114,7 +116,7 @@ def plot_sweep(data: SweepData) -> Figure:
             top.set_xlabel("cosine of one virtual negative, b / s")
             axes[0].spines["top"].set_visible(True)
         axes[-1].set_xlabel(data.xlabel)
-        figure.suptitle(data.title, fontsize=TEXT)
+        figure.suptitle(plain(data.title), fontsize=TEXT)
         add_legend(figure, axes)
     return figure
 
@@ -275,7 +277,9 @@ def plot_similarity(data: SimilarityData) -> Figure:
                     median = float(np.median(np.asarray(encoder.cosines)[rows]))
                     axis.plot([median] * 2, [place, place + 0.9], color=BLACK, label="median")
             axis.set_xlabel("cosine similarity")
-            axis.set_title(f"{textwrap.fill(encoder.label, 32)}\nSpearman {encoder.spearman:.2f}")
+            axis.set_title(
+                f"{plain(textwrap.fill(encoder.label, 32))}\nSpearman {encoder.spearman:.2f}"
+            )
             axis.spines["left"].set_visible(False)
             axis.tick_params(axis="y", length=0)
             axis.grid(axis="y", visible=False)

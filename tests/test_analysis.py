@@ -17,7 +17,7 @@ import torch
 from conftest import make_sentences
 from sentence_transformers import SentenceTransformer
 
-from st_gsinfonce import analysis, geometry, probe_false_negatives
+from st_gsinfonce import analysis, geometry, load_sentences, probe_false_negatives
 from st_gsinfonce.analysis import BatchProbe, FalseNegativeProbe, Geometry
 
 SPACE = Geometry(8, 0.0, -4.0, 8.0)
@@ -159,10 +159,33 @@ def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
 
 
 def test_sentences_must_be_text() -> None:
-    with pytest.raises(ValueError, match="sentence 2 is None, not a string"):
+    with pytest.raises(ValueError, match="sentence 2 is ' ', not a text"):
+        probe_false_negatives(Vectors(np.ones((2, 2))), ["0", " "], [4])
+    with pytest.raises(ValueError, match="got a Corpus: .* give .sentences"):
+        probe_false_negatives(Vectors(np.ones((2, 2))), load_sentences(["a", "b"]), [4])
+    with pytest.raises(ValueError, match="sentence 2 is None, not a text"):
         probe_false_negatives(Vectors(np.ones((2, 2))), ["0", None], [4])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="got one string"):
+    with pytest.raises(ValueError, match="got a str"):
         probe_false_negatives(Vectors(np.ones((2, 2))), "01", [4])
+
+
+def test_numpy_s_integers_and_iterators_are_taken() -> None:
+    rows = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
+    texts = [str(i) for i in range(30)]
+    plain = probe_false_negatives(Vectors(rows), texts, [8, 16], 2, 3, 1)
+    sizes = np.array([8, 16])
+    ours = probe_false_negatives(Vectors(rows), iter(texts), sizes, np.int64(2), 3, np.int64(1))
+    assert ours == plain and type(ours.points[0].batch_size) is int
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_embeddings_that_are_not_finite_are_refused(bad: float) -> None:
+    rows = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
+    rows[[17, 20]] = bad
+    with pytest.raises(
+        ValueError, match="not finite for 2 of 30 sentences, the first of them '17'"
+    ):
+        probe_false_negatives(Vectors(rows), [str(i) for i in range(30)], [8])
 
 
 def test_a_collapsed_and_an_orthonormal_encoder() -> None:
@@ -189,6 +212,9 @@ def test_the_threshold() -> None:
     assert probe.verdict(0.6).endswith("at most 0.6; at 128 it is 0.70.")
     assert "Already at a batch of 64" in probe.verdict(0.4)
     assert "256, the largest probed" in probe.verdict(0.95)
+    for probe, threshold in ((probe_of(0.9004), 0.9), (probe_of(0.5, 0.9004), 0.9)):
+        assert "0.9004" in probe.verdict(threshold) or "0.900" in probe.verdict(threshold)
+        assert not probe.verdict(threshold).endswith("it is 0.90.")
     assert probe_of(0.5, 0.7, 0.6).largest_batch_below(0.65) == 64  # not beyond the first above it
 
 

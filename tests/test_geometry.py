@@ -84,6 +84,7 @@ def test_directions_uniform_on_the_sphere_have_the_closed_form_s_uniformity() ->
 
 def test_lengths_do_not_count(vectors: np.ndarray) -> None:
     longer = vectors * np.random.default_rng(3).uniform(0.1, 10, (37, 1))
+    assert uniformity(longer * 1e30) == uniformity(longer)  # whose squares no float32 holds
     assert uniformity(longer) == pytest.approx(uniformity(vectors), abs=1e-6)
     assert anisotropy(longer) == pytest.approx(anisotropy(vectors), abs=1e-12)
     assert effective_rank(longer) == pytest.approx(effective_rank(vectors), rel=1e-9)
@@ -110,3 +111,12 @@ def test_what_is_no_matrix_of_vectors_is_refused(vectors: np.ndarray) -> None:
         effective_rank(torch.ones(3, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"one shape, got \(37, 6\) and \(36, 6\)"):
         alignment(vectors, vectors[1:])
+    for t in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="t must be a positive number"):
+            uniformity(vectors, t)
+        with pytest.raises(ValueError, match="alpha must be a positive number"):
+            alignment(vectors, vectors, t)
+    vectors[4] = np.nan
+    for measure in (uniformity, anisotropy, effective_rank):
+        with pytest.raises(ValueError, match="embeddings must be finite, but row 5 is not"):
+            measure(vectors)

@@ -47,7 +47,7 @@ from st_gsinfonce.figure_data import (
 from st_gsinfonce.figure_files import (
     figure_from_json,
     figure_paths,
-    require_no_figure,
+    require_room,
     save_figure,
 )
 from st_gsinfonce.figure_style import style
@@ -529,13 +529,36 @@ def test_the_json_may_lie_elsewhere(tmp_path: Path) -> None:
 
 def test_names_of_files(tmp_path: Path) -> None:
     assert figure_paths("runs/at-0.9")["png"] == Path("runs/at-0.9.png")
-    for folder in ("", "runs/", ".png"):
+    for folder in ("", "runs/", ".png", ".", "..", "runs/.."):
         with pytest.raises(ValueError, match="needs a file's name"):
             figure_paths(folder)
-    require_no_figure(tmp_path / "figure", "--output")
+
+
+def test_what_keeps_a_figure_from_being_saved_is_found_before(tmp_path: Path) -> None:
+    require_room(tmp_path / "new" / "figure", "--output")
     (tmp_path / "figure.svg").touch()
     with pytest.raises(FileExistsError, match=r"--output: .*figure\.svg exists.*--overwrite"):
-        require_no_figure(tmp_path / "figure.png", "--output")
+        require_room(tmp_path / "figure.png", "--output")
+    require_room(tmp_path / "figure.png", "--output", overwrite=True)
+    (tmp_path / "figure.json").mkdir()
+    with pytest.raises(FileExistsError, match=r"figure\.json exists.*another path$"):
+        require_room(tmp_path / "figure", "--output", overwrite=True)
+    with pytest.raises(OSError, match=r"--output: .*figure\.svg/a\.png cannot be written"):
+        require_room(tmp_path / "figure.svg" / "a", "--output")
+
+
+def test_a_dollar_is_a_dollar(tmp_path: Path) -> None:
+    data = replace(probe_data(), title="a_$5_$6.txt")
+    figure = draw(data)
+    save_figure(figure, data, tmp_path / "dollars")
+    assert figure.axes[0].get_title(loc="left") == r"a_\$5_\$6.txt"
+
+
+def test_a_single_batch_size_has_a_width(recwarn: pytest.WarningsRecorder) -> None:
+    probe = probe_data().probe
+    figure = draw(ProbeData(replace(probe, points=probe.points[:1]), 0.9, "one"))
+    low, high = figure.axes[0].get_xlim()
+    assert low < 64 < high and not recwarn.list
 
 
 def altered(path: str, value: Any) -> str:

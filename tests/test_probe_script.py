@@ -93,7 +93,7 @@ def test_what_is_printed_is_saved_and_right(
     for value in (space.anisotropy, space.uniformity, space.effective_rank):
         assert f"{value:.3f}" in printed
     worst = expected.points[-1].pairs[0]
-    assert f"{worst.cosine:.3f}, in {worst.batches} of the batches" in printed
+    assert f"{worst.cosine:.3f}, among the top 4 of {worst.batches} batches" in printed
     assert f"- {worst.first}\n" in printed and f"- {worst.second}\n" in printed
     assert data.title == f"{tiny_bert.name}; 64 sentences of corpus.txt"
     assert "out/p.png, out/p.svg, out/p.json" in printed
@@ -111,10 +111,11 @@ def test_the_model_s_own_pooling_is_kept(
 def test_a_corpus_smaller_than_a_batch(
     run: Run, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.warns(
-        UserWarning, match="batch sizes 65, 4096 are left out: there are 64 distinct"
-    ):
-        run(*flags, "--batch_sizes", "4096", "65", "64")
+    run(*flags, "--batch_sizes", "4096", "65", "64")
+    printed = capsys.readouterr().out
+    assert (
+        "Note: the batch sizes 65, 4096 are left out: there are 64 distinct sentences." in printed
+    )
     data = read_figure_data(tmp_path / "out" / "p.json")
     assert isinstance(data, ProbeData) and [p.batch_size for p in data.probe.points] == [64]
     with pytest.raises(SystemExit, match="error: batch_sizes must hold one of at most 64"):
@@ -185,3 +186,32 @@ def test_a_private_corpus_is_not_saved(
     assert any(f"- {sentence}\n" in printed for sentence in sentences)
     saved = (tmp_path / "out" / "p.json").read_text(encoding="utf-8")
     assert '"values"' in saved and not any(sentence in saved for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--top_k", "0"], "top_k must be an integer of at least 1"),
+        (["--batch_sizes", "1"], "batch_sizes must be"),
+        (["--max_sentences", "-5"], "--max_sentences must be at least 1, got -5"),
+        (
+            ["--corpus", "embedded", "--column", "x"],
+            "--column x: the embedded corpus has no columns",
+        ),
+        (["--output", "corpus.txt/p"], "--output: corpus.txt/p.png cannot be written"),
+    ],
+)
+def test_what_is_wrong_is_found_before_the_work(
+    run: Run, flags: list[str], extra: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "sentence_transformers.SentenceTransformer.encode", None
+    )  # not to be called
+    with pytest.raises(SystemExit, match=f"error: {message}"):
+        run(*flags, *extra)
+
+
+def test_a_terminal_is_told_no_more_than_it_should(run: Run) -> None:
+    printable = run(name="module")["printable"]
+    assert printable("a\x1b[31mb\u202ec\n") == "a [31mb c "
+    assert len(printable("word " * 5000)) == 300 and printable("short") == "short"
