@@ -48,7 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 def flags(grid_options: GridOptions) -> list[str]:
     return (
         f"--model {grid_options.model} --corpus {grid_options.corpus} --output out --max-steps 2 "
-        f"--sts-data {grid_options.sts_data} --batch-size 16 --precision fp32 --seeds 0-1"
+        f"--eval-steps 1 --sts-data {grid_options.sts_data} --batch-size 16 --precision fp32 --seeds 0-1"
     ).split()
 
 
