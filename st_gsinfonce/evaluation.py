@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+from sentence_transformers.util import get_rank
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from st_gsinfonce.provenance import package_versions
@@ -229,6 +230,8 @@ class STSEvaluator(EmbeddingSimilarityEvaluator):
             self.truncate_dim,
         )
         self._vectors = dict(zip(sentences, vectors, strict=True))
+        if get_rank() > 0:
+            output_path = None  # sentence-transformers 6.0 has every process write to the file
         try:
             metrics: dict[str, float] = super().__call__(model, output_path, epoch, steps)
         finally:

@@ -28,10 +28,12 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from packaging.version import Version  # noqa: E402
 from sentence_transformers import (  # noqa: E402
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
+    __version__,
 )
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: E402
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors  # noqa: E402
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
 
 # The tiny encoder gains nothing from threads, and waits for them where other work has the cores.
 torch.set_num_threads(1)
+
+# Before 6.2, sentence-transformers carried cached gradients back in float32 whatever the model computed in.
+CARRIED_IN_FLOAT32 = Version(__version__) < Version("6.2")
 
 NOUNS = "cat dog bird fish horse child woman man teacher river house garden city road train".split()
 VERBS = "sees likes follows finds hears helps paints builds watches remembers".split()

@@ -21,10 +21,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import falls, make_sentences
+from conftest import CARRIED_IN_FLOAT32, falls, make_sentences
 from datasets import Dataset
-from packaging.version import Version
-from sentence_transformers import SentenceTransformer, __version__
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MatryoshkaLoss,
@@ -39,8 +38,7 @@ from st_gsinfonce.training import build_trainer
 BATCH = 8
 SETTINGS = {"seed": 0, "scale": 4.0}  # a scale at which noise counts for an untrained encoder
 EXACT = {"rtol": 1e-9, "atol": 1e-13}  # in float64
-# Before 6.2, sentence-transformers carried gradients back in float32 whatever the model computed in.
-CARRIED = {"rtol": 1e-5, "atol": 1e-8} if Version(__version__) < Version("6.2") else EXACT
+CARRIED = {"rtol": 1e-5, "atol": 1e-8} if CARRIED_IN_FLOAT32 else EXACT
 
 Run = tuple[Tensor, Tensor, dict[str, Tensor]]
 """The loss, the gradients of all embeddings in the order of texts and columns, and of the parameters."""

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_sentences
+from conftest import CARRIED_IN_FLOAT32, make_sentences
 from distributed_worker import BATCH, CASES, STEPS, encoder, run_case, train
 from sentence_transformers import SentenceTransformer
 
@@ -30,6 +30,8 @@ from st_gsinfonce.noise import NoiseKey, draw_noise
 
 TESTS = Path(__file__).parent
 SCRIPT = TESTS.parent / "examples" / "train_unsup.py"
+EXACT = {"rtol": 1e-8, "atol": 1e-12}
+CARRIED = {"rtol": 1e-5, "atol": 1e-8} if CARRIED_IN_FLOAT32 else EXACT
 SECONDS = 180  # far more than it takes: a hang is a failure, a busy machine is none
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -80,7 +82,10 @@ def test_several_processes_are_one_with_the_whole_batch(
             assert expected["2.linear.weight"].any()  # the head takes part
             for key, tensor in expected.items():
                 torch.testing.assert_close(
-                    found[key], tensor, rtol=1e-8, atol=1e-12, msg=f"{name}: {key}"
+                    found[key],
+                    tensor,
+                    **CARRIED if "cached" in name else EXACT,
+                    msg=f"{name}: {key}",
                 )
 
     expected = train(tiny_bert, tmp_path / "one", 1, STEPS * BATCH, BATCH)
