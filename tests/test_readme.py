@@ -10,12 +10,14 @@ from __future__ import annotations
 import ast
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import st_gsinfonce
+from st_gsinfonce.significance import paired_difference
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,6 +54,45 @@ def test_bfloat16_costs_no_more_than_the_readme_says() -> None:
     scores = [run["scores"][after]["STS-B dev"] for run in (half, full)]
     assert abs(scores[0] - scores[1]) <= 0.3
     assert f"STS-B dev {scores[0]:.2f} against {scores[1]:.2f}" in " ".join(README.split())
+
+
+def test_the_noise_s_table_is_computed_from_the_committed_cells() -> None:
+    record = result("noise.json")
+    scores: dict[str, dict[int, dict[str, float]]] = {}
+    for arm in record["arms"]:
+        for cell in arm["cells"]:
+            kept = result(f"cells/{cell['file']}")
+            assert kept["scores"] == cell["scores"] and kept["cell"]["seed"] == cell["seed"]
+            scores.setdefault(arm["arm"], {})[cell["seed"]] = kept["scores"]
+    (plain, *_) = scores
+    for arm in record["arms"]:
+        by_seed = scores[arm["arm"]]
+        row = [arm["label"]]
+        for metric in ("STS-B dev", "Avg."):
+            values = [by_seed[seed][metric] for seed in sorted(by_seed)]
+            row.append(f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}")
+        difference = paired_difference(
+            [by_seed[seed]["Avg."] for seed in sorted(by_seed)],
+            [scores[plain][seed]["Avg."] for seed in sorted(by_seed)],
+        )
+        shown = [
+            f"{difference.mean:+.2f}",
+            f"{difference.low:+.2f} to {difference.high:+.2f}",
+            f"{difference.p_value:.3f}",
+        ]
+        row += ["", "", ""] if arm["arm"] == plain else shown
+        assert f"| {' | '.join(row)} |" in README
+    assert f"`{record['run']['command']}`" in README
+
+
+def test_committed_cells_are_of_one_setting_and_tell_where_they_ran() -> None:
+    cells = [json.loads(path.read_text()) for path in sorted((RESULTS / "cells").glob("*.json"))]
+    assert len({json.dumps(cell["cell"]["setting"], sort_keys=True) for cell in cells}) == 1
+    for cell in cells:
+        assert cell["run"]["versions"]["torch"] and cell["run"]["hardware"]["cpu"]
+        assert re.match(
+            r"python examples/(sweep_noise|compare_losses)\.py ", cell["run"]["command"]
+        )
 
 
 def test_the_probe_s_verdict_is_the_committed_result() -> None:
