@@ -20,6 +20,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import json  # noqa: E402
 import random  # noqa: E402
+import runpy  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Iterator, Sequence  # noqa: E402
@@ -48,6 +49,8 @@ torch.set_num_threads(1)
 
 # Before 6.2, sentence-transformers carried cached gradients back in float32 whatever the model computed in.
 CARRIED_IN_FLOAT32 = Version(__version__) < Version("6.2")
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 NOUNS = "cat dog bird fish horse child woman man teacher river house garden city road train".split()
 VERBS = "sees likes follows finds hears helps paints builds watches remembers".split()
@@ -206,11 +209,38 @@ def grid_options(
 
 
 @pytest.fixture
+def grid_flags(grid_options: GridOptions) -> list[str]:
+    """``grid_options`` of two steps and two seeds, as a script takes them; the output is ``out``."""
+    return (
+        f"--model {grid_options.model} --corpus {grid_options.corpus} --output out --max-steps 2 "
+        f"--sts-data {grid_options.sts_data} --batch-size 16 --precision fp32 --seeds 0-1"
+    ).split()
+
+
+@pytest.fixture
 def loaded(grid_options: GridOptions) -> Materials:
     """What ``grid_options`` name, loaded."""
     from st_gsinfonce.materials import load_materials
 
     return load_materials(grid_options)
+
+
+RunExample = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunExample:
+    """Return a function that runs a script in an empty folder: ``run_example("x.py", "--flag", 1)``.
+
+    It gives the script's names; with ``name="module"`` the script defines them and does nothing.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def run(script: str, *arguments: object, name: str = "__main__") -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        return runpy.run_path(str(EXAMPLES / script), run_name=name)
+
+    return run
 
 
 TrainingArguments = Callable[..., SentenceTransformerTrainingArguments]

@@ -11,21 +11,16 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import RunExample
 
 from st_gsinfonce.cells import Arm
 from st_gsinfonce.figure_data import ComparisonData, TrainingData, read_figure_data
-from st_gsinfonce.materials import GridOptions
-
-SCRIPT = Path(__file__).parent.parent / "examples" / "compare_losses.py"
-
-Run = Callable[..., dict[str, Any]]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*has .* pairs:UserWarning"),  # a made-up STS set
@@ -34,25 +29,16 @@ pytestmark = [
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def start(*flags: object, name: str = "__main__") -> dict[str, Any]:
-        monkeypatch.setattr(sys, "argv", ["compare_losses.py", *map(str, flags)])
-        return runpy.run_path(str(SCRIPT), run_name=name)
-
-    return start
+def run(run_example: RunExample) -> RunExample:
+    return partial(run_example, "compare_losses.py")
 
 
 @pytest.fixture
-def flags(grid_options: GridOptions) -> list[str]:
-    return (
-        f"--model {grid_options.model} --corpus {grid_options.corpus} --output out --max-steps 2 "
-        f"--eval-steps 1 --sts-data {grid_options.sts_data} --batch-size 16 --precision fp32 --seeds 0-1"
-    ).split()
+def flags(grid_flags: list[str]) -> list[str]:
+    return [*grid_flags, "--eval-steps", "1"]
 
 
-def test_the_default_grid(run: Run) -> None:
+def test_the_default_grid(run: RunExample) -> None:
     module = run(name="module")
     options = module["CompareOptions"]()
     arms = list(map(Arm.parse, options.arms))
@@ -73,7 +59,7 @@ def test_the_default_grid(run: Run) -> None:
     }
 
 
-def test_equal_masses_are_compared(run: Run) -> None:
+def test_equal_masses_are_compared(run: RunExample) -> None:
     module = run(name="module")
     texts = ("infonce", "expected:b=10", "sampled:b=10", "sampled:b=11", "sampled", "expected")
     arms = list(map(Arm.parse, texts))
@@ -83,7 +69,7 @@ def test_equal_masses_are_compared(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_grid_is_run_compared_and_kept(
-    run: Run, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: RunExample, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Slow: trains a grid of four arms."""
     arms = ["infonce", "sampled", "expected:b=10", "infonce:dropout=0.3"]
@@ -148,7 +134,7 @@ def check_figures(output: Path, record: dict[str, Any]) -> None:
 
 
 def test_without_matplotlib_the_tables_are_saved(
-    run: Run,
+    run: RunExample,
     flags: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -164,7 +150,7 @@ def test_without_matplotlib_the_tables_are_saved(
     ]
 
 
-def test_the_smoke_run(run: Run, flags: list[str], tmp_path: Path) -> None:
+def test_the_smoke_run(run: RunExample, flags: list[str], tmp_path: Path) -> None:
     run(*flags, "--mini", "--arms", "expected:cosine=0.5", "--seeds", "3-9", "--name", "smoke")
     names = sorted(path.name for path in (tmp_path / "out" / "cells").iterdir())
     assert len(names) == 2 and all(name.startswith("expected-b10-") for name in names)
@@ -188,7 +174,7 @@ def test_the_smoke_run(run: Run, flags: list[str], tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_ends_with_a_reason(
-    run: Run, flags: list[str], extra: list[str], message: str, tmp_path: Path
+    run: RunExample, flags: list[str], extra: list[str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit, match=f"error: .*{message}"):
         run(*flags, *extra)

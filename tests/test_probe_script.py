@@ -9,32 +9,21 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from conftest import RunExample
 
 from st_gsinfonce import build_encoder
 from st_gsinfonce.analysis import BATCH_SIZES, Geometry, probe_false_negatives
 from st_gsinfonce.figure_data import ProbeData, read_figure_data
 
-SCRIPT = Path(__file__).parent.parent / "examples" / "probe_batch_size.py"
-
-Run = Callable[..., dict[str, Any]]
-
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def start(*flags: object, name: str = "__main__") -> dict[str, Any]:
-        monkeypatch.setattr(sys, "argv", ["probe_batch_size.py", *map(str, flags)])
-        return runpy.run_path(str(SCRIPT), run_name=name)
-
-    return start
+def run(run_example: RunExample) -> RunExample:
+    return partial(run_example, "probe_batch_size.py")
 
 
 @pytest.fixture
@@ -50,7 +39,7 @@ def flags(tiny_bert: Path, corpus: Path) -> list[str]:
     return f"--model {tiny_bert} --corpus {corpus} --repeats 5 --batch_sizes 8 16 64 --output out/p".split()
 
 
-def test_the_defaults(run: Run) -> None:
+def test_the_defaults(run: RunExample) -> None:
     options = run(name="module")["ProbeOptions"]()
     assert (options.model, options.corpus, options.pooling) == ("embedded", "embedded", "model")
     assert options.batch_sizes == list(BATCH_SIZES) and options.threshold == 0.9
@@ -58,7 +47,7 @@ def test_the_defaults(run: Run) -> None:
 
 
 def test_what_is_printed_is_saved_and_right(
-    run: Run,
+    run: RunExample,
     flags: list[str],
     tiny_bert: Path,
     sentences: list[str],
@@ -100,7 +89,7 @@ def test_what_is_printed_is_saved_and_right(
 
 
 def test_the_model_s_own_pooling_is_kept(
-    run: Run, flags: list[str], capsys: pytest.CaptureFixture[str]
+    run: RunExample, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(*flags, "--max_sentences", "20", "--batch_sizes", "8", "--repeats", "1")
     printed = capsys.readouterr().out
@@ -109,7 +98,7 @@ def test_the_model_s_own_pooling_is_kept(
 
 
 def test_a_corpus_smaller_than_a_batch(
-    run: Run, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: RunExample, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(*flags, "--batch_sizes", "4096", "65", "64")
     printed = capsys.readouterr().out
@@ -122,7 +111,7 @@ def test_a_corpus_smaller_than_a_batch(
         run(*flags, "--batch_sizes", "128", "--overwrite")
 
 
-def test_nothing_is_written_over(run: Run, flags: list[str], tmp_path: Path) -> None:
+def test_nothing_is_written_over(run: RunExample, flags: list[str], tmp_path: Path) -> None:
     run(*flags)
     saved = (tmp_path / "out" / "p.json").read_bytes()
     with pytest.raises(SystemExit, match=r"error: --output: out/p.png exists .*--overwrite"):
@@ -133,7 +122,7 @@ def test_nothing_is_written_over(run: Run, flags: list[str], tmp_path: Path) -> 
 
 
 def test_without_matplotlib_the_numbers_are_saved(
-    run: Run,
+    run: RunExample,
     flags: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,7 +135,7 @@ def test_without_matplotlib_the_numbers_are_saved(
     assert isinstance(read_figure_data(tmp_path / "out" / "p.json"), ProbeData)
 
 
-def test_the_smoke_run(run: Run, flags: list[str], tmp_path: Path) -> None:
+def test_the_smoke_run(run: RunExample, flags: list[str], tmp_path: Path) -> None:
     run(*flags, "--mini", "--batch_sizes", "32", "4096")
     data = read_figure_data(tmp_path / "out" / "p.json")
     assert isinstance(data, ProbeData)
@@ -167,7 +156,7 @@ def test_the_smoke_run(run: Run, flags: list[str], tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_ends_with_a_reason(
-    run: Run, flags: list[str], extra: list[str], message: str, tmp_path: Path
+    run: RunExample, flags: list[str], extra: list[str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit, match=f"error: .*{message}"):
         run(*flags, *extra)
@@ -175,7 +164,7 @@ def test_what_is_wrong_ends_with_a_reason(
 
 
 def test_a_private_corpus_is_not_saved(
-    run: Run,
+    run: RunExample,
     flags: list[str],
     sentences: list[str],
     tmp_path: Path,
@@ -202,7 +191,11 @@ def test_a_private_corpus_is_not_saved(
     ],
 )
 def test_what_is_wrong_is_found_before_the_work(
-    run: Run, flags: list[str], extra: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+    run: RunExample,
+    flags: list[str],
+    extra: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         "sentence_transformers.SentenceTransformer.encode", None
@@ -211,7 +204,7 @@ def test_what_is_wrong_is_found_before_the_work(
         run(*flags, *extra)
 
 
-def test_a_terminal_is_told_no_more_than_it_should(run: Run) -> None:
+def test_a_terminal_is_told_no_more_than_it_should(run: RunExample) -> None:
     printable = run(name="module")["printable"]
     assert printable("a\x1b[31mb\u202ec\n") == "a [31mb c "
     assert len(printable("word " * 5000)) == 300 and printable("short") == "short"

@@ -10,16 +10,14 @@ from __future__ import annotations
 import json
 import random
 import re
-import runpy
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import RunExample
 
 from st_gsinfonce import STS_TASKS, STSResults, build_encoder, hub
 
-SCRIPT = Path(__file__).parent.parent / "examples" / "push_to_hub.py"
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*the published split:UserWarning", "ignore:.*superseded:UserWarning"
 )
@@ -28,14 +26,18 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    run_example: RunExample,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
     """Return a function that runs the script on a checkpoint and gives what it printed."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(hub, "encode_alone", lambda folder, scratch: hub.encode_samples(folder))
 
     def start(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["push_to_hub.py", *map(str, arguments)])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        run_example("push_to_hub.py", *arguments)
         return capsys.readouterr().out
 
     return start

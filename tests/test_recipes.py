@@ -9,25 +9,22 @@
 from __future__ import annotations
 
 import json
-import runpy
-import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import make_sentences, record_losses
+from conftest import RunExample, make_sentences, record_losses
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.util import cos_sim
 from torch import Tensor, nn
 
 from st_gsinfonce import GSInfoNCELoss, ProjectionHead, build_encoder, build_trainer, strip_head
 from st_gsinfonce.recipes import RECIPES, Recipe, get_recipe, record_in_card
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
 
 # By hand from the sources: model, batch, learning rate, dropout, M, sigma.
 PUBLISHED = {
@@ -221,18 +218,12 @@ def test_the_card_names_the_recipe(make_encoder: Callable[..., SentenceTransform
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    monkeypatch.chdir(tmp_path)
-
-    def start(*flags: object, name: str = "__main__") -> dict[str, Any]:
-        monkeypatch.setattr(sys, "argv", ["train_unsup.py", *map(str, flags)])
-        return runpy.run_path(str(EXAMPLES / "train_unsup.py"), run_name=name)
-
-    return start
+def script(run_example: RunExample) -> RunExample:
+    return partial(run_example, "train_unsup.py")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_script_parses_a_recipe(name: str, script: Callable[..., dict[str, Any]]) -> None:
+def test_the_script_parses_a_recipe(name: str, script: RunExample) -> None:
     base, batch, rate, dropout, noise, _ = PUBLISHED[name]
     module = script("--recipe", name, "--corpus", "c", "--output", "o", name="module")
     settings, arguments = module["parse_arguments"]()
@@ -268,7 +259,7 @@ def test_the_script_parses_a_recipe(name: str, script: Callable[..., dict[str, A
     ],
 )
 def test_flags_override_a_recipe(
-    flags: list[str], changes: dict[str, Any], script: Callable[..., dict[str, Any]]
+    flags: list[str], changes: dict[str, Any], script: RunExample
 ) -> None:
     given = ["--recipe", "bert-base-script", "--corpus", "c", "--output", "o"]
     module = script(*given, *flags, name="module")
@@ -278,13 +269,13 @@ def test_flags_override_a_recipe(
     assert settings.scale == 20 and arguments.per_device_train_batch_size == 64  # the rest stays
 
 
-def test_an_unknown_recipe_ends_with_a_reason(script: Callable[..., dict[str, Any]]) -> None:
+def test_an_unknown_recipe_ends_with_a_reason(script: RunExample) -> None:
     with pytest.raises(SystemExit, match="no recipe 'bert-huge'; there are bert-base"):
         script("--recipe", "bert-huge", "--corpus", "c", "--output", "o")
 
 
 def test_the_run_and_the_card_say_which_recipe(
-    script: Callable[..., dict[str, Any]], tiny_bert: Path, tmp_path: Path
+    script: RunExample, tiny_bert: Path, tmp_path: Path
 ) -> None:
     Path("corpus.txt").write_text("\n".join(make_sentences(32)), encoding="utf-8")
     flags = f"--model {tiny_bert} --per-device-train-batch-size 16 --max-steps 2 --precision fp32"

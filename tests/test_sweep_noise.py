@@ -9,25 +9,18 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from conftest import RunExample
 from test_cells import SETTING, result_of
 from test_report import RUN
 
 from st_gsinfonce.cells import Arm, Cell
 from st_gsinfonce.figure_data import Point, SweepData, read_figure_data
-from st_gsinfonce.materials import GridOptions
 from st_gsinfonce.report import GridReport
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-Run = Callable[..., dict[str, Any]]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*has .* pairs:UserWarning"),  # a made-up STS set
@@ -35,27 +28,8 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def start(script: str, *flags: object, name: str = "__main__") -> dict[str, Any]:
-        monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
-        return runpy.run_path(str(EXAMPLES / script), run_name=name)
-
-    return start
-
-
-@pytest.fixture
-def flags(grid_options: GridOptions) -> list[str]:
-    return (
-        f"--model {grid_options.model} --corpus {grid_options.corpus} --output out --max-steps 2 "
-        f"--sts-data {grid_options.sts_data} --batch-size 16 --precision fp32 --seeds 0-1"
-    ).split()
-
-
-def test_the_points(run: Run) -> None:
-    module = run("sweep_noise.py", name="module")
+def test_the_points(run_example: RunExample) -> None:
+    module = run_example("sweep_noise.py", name="module")
     options = module["SweepOptions"]()
     assert options.ratios == [0, 0.5, 1, 2, 3, 4, 8, 16]  # the paper's table 3
     assert options.masses == [5.5, 8, 9, 10, 11, 12, 13, 14, 16]
@@ -65,13 +39,16 @@ def test_the_points(run: Run) -> None:
 
 @pytest.mark.slow
 def test_both_sweeps(
-    run: Run, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_example: RunExample,
+    grid_flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Slow: trains every point of both sweeps."""
-    run("compare_losses.py", *flags, "--arms", "infonce", "sampled", "expected:b=10")
+    run_example("compare_losses.py", *grid_flags, "--arms", "infonce", "sampled", "expected:b=10")
     cells = set((tmp_path / "out" / "cells").iterdir())
     capsys.readouterr()
-    run("sweep_noise.py", *flags, "--ratios", "3", "0", "0.5", "--masses", "10", "8")
+    run_example("sweep_noise.py", *grid_flags, "--ratios", "3", "0", "0.5", "--masses", "10", "8")
     printed = capsys.readouterr().out
     more = set((tmp_path / "out" / "cells").iterdir())
     assert cells < more and len(more) == 6 + 4  # no noise, M = 3 and b = 10 were there
@@ -123,17 +100,20 @@ def check_figures(output: Path) -> None:
 
 
 def test_no_noise_alone_has_no_figure(
-    run: Run, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_example: RunExample,
+    grid_flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run("sweep_noise.py", *flags, "--sweep", "ratio", "--ratios", "0", "--seeds", "0")
+    run_example("sweep_noise.py", *grid_flags, "--sweep", "ratio", "--ratios", "0", "--seeds", "0")
     assert "without noise to sweep there is no figure" in capsys.readouterr().out
     assert not list(tmp_path.glob("out/*.png"))
 
 
 def test_the_best_mass_is_chosen_on_dev_alone(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_example: RunExample, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = run("sweep_noise.py", name="module")
+    module = run_example("sweep_noise.py", name="module")
     plain = Arm()
     results = []
     for arm, dev, test in (
@@ -154,15 +134,15 @@ def test_the_best_mass_is_chosen_on_dev_alone(
 
 @pytest.mark.slow
 def test_without_matplotlib_the_tables_are_saved(
-    run: Run,
-    flags: list[str],
+    run_example: RunExample,
+    grid_flags: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Slow: trains the points of a sweep."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    run("sweep_noise.py", *flags, "--sweep", "mass", "--mini")
+    run_example("sweep_noise.py", *grid_flags, "--sweep", "mass", "--mini")
     assert "without the figure: figures need matplotlib" in capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "cells",
@@ -180,7 +160,7 @@ def test_without_matplotlib_the_tables_are_saved(
     ],
 )
 def test_what_is_wrong_ends_with_a_reason(
-    run: Run, flags: list[str], extra: list[str], message: str
+    run_example: RunExample, grid_flags: list[str], extra: list[str], message: str
 ) -> None:
     with pytest.raises(SystemExit, match=f"(?s)error: .*{message}"):
-        run("sweep_noise.py", *flags, *extra)
+        run_example("sweep_noise.py", *grid_flags, *extra)
