@@ -18,6 +18,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import gc  # noqa: E402
 import json  # noqa: E402
 import random  # noqa: E402
 import runpy  # noqa: E402
@@ -69,6 +70,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     nightly = [item for item in items if item.get_closest_marker("nightly")]
     config.hook.pytest_deselected(items=nightly)
     items[:] = [item for item in items if item not in nightly]
+
+
+def pytest_collection_finish() -> None:
+    # The Trainer collects garbage at every start: without this it looks through all of torch each time.
+    gc.collect()
+    gc.freeze()
 
 
 def _optional_path(value: str | None, what: str) -> Path:
