@@ -209,8 +209,7 @@ def probe_false_negatives(
         UserWarning: If sentences are repeated, or batch sizes left out as larger than the corpus.
     """
     sizes = check_draws(batch_sizes, top_k, repeats, seed)
-    sentences = list(sentences) if isinstance(sentences, Iterator) else sentences
-    distinct = _distinct(sentences)
+    distinct, duplicates = _distinct(sentences)
     fitting = [size for size in sizes if size <= len(distinct)]
     if not fitting:
         raise ValueError(
@@ -262,7 +261,7 @@ def probe_false_negatives(
         repeats=int(repeats),
         seed=int(seed),
         sentences=len(distinct),
-        duplicates=len(sentences) - len(distinct),
+        duplicates=duplicates,
         geometry=_geometry(vectors, seed),
     )
 
@@ -336,7 +335,7 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _distinct(sentences: Sequence[str]) -> list[str]:
+def _distinct(sentences: Iterable[str]) -> tuple[list[str], int]:
     if isinstance(sentences, str) or not isinstance(sentences, Iterable):
         raise ValueError(
             f"sentences must be a list of strings, got a {type(sentences).__name__}: of what "
@@ -355,7 +354,7 @@ def _distinct(sentences: Sequence[str]) -> list[str]:
             "a batch that draws both has a false negative for certain: load_sentences drops them",
             stacklevel=3,
         )
-    return distinct
+    return distinct, repeated
 
 
 def _shown(value: float, threshold: float) -> str:
