@@ -85,6 +85,29 @@ def test_the_noise_s_table_is_computed_from_the_committed_cells() -> None:
     assert f"`{record['run']['command']}`" in README
 
 
+def test_the_sweep_s_table_is_computed_from_the_committed_cells() -> None:
+    rows: dict[str, list[str]] = {name: [name] for name in ("b", "STS-B dev", "STS average")}
+    rows["against none"] = ["against none"]
+    plain: list[float] = []
+    record = result("sweep_mass.json")
+    for arm in record["arms"]:
+        runs = [result(f"cells/{cell['file']}") for cell in arm["cells"]]
+        assert [run["cell"]["seed"] for run in runs] == [0, 1, 2]
+        scores = [run["scores"]["Avg."] for run in runs]
+        plain = plain or scores
+        rows["b"].append("none" if arm["log_mass"] is None else f"{arm['log_mass']:g}")
+        rows["STS-B dev"].append(
+            f"{statistics.fmean(run['scores']['STS-B dev'] for run in runs):.2f}"
+        )
+        rows["STS average"].append(f"{statistics.fmean(scores):.2f}")
+        gain = statistics.fmean(scores) - statistics.fmean(plain)
+        rows["against none"].append("" if arm["log_mass"] is None else f"{gain:+.2f}")
+    for row in rows.values():
+        assert f"| {' | '.join(row)} |" in README
+    best = max(zip(map(float, rows["STS-B dev"][1:]), rows["b"][1:], strict=True))[1]
+    assert record["best"]["arm"] == f"expected:b={best},dropout=0.1" and f"b = {best}, " in README
+
+
 def test_committed_cells_are_of_one_setting_and_tell_where_they_ran() -> None:
     cells = [json.loads(path.read_text()) for path in sorted((RESULTS / "cells").glob("*.json"))]
     assert len({json.dumps(cell["cell"]["setting"], sort_keys=True) for cell in cells}) == 1
