@@ -120,11 +120,16 @@ def test_a_seed_fixes_the_head_and_none_follows_torch() -> None:
 
 
 def test_a_saved_head_loads(tmp_path: Path) -> None:
-    (tmp_path / "2_Head").mkdir()
     head = ProjectionHead(8, seed=1)
-    head.save(str(tmp_path / "2_Head"))
-    whole = ProjectionHead.load(str(tmp_path / "2_Head"))
-    part = ProjectionHead.load(str(tmp_path), subfolder="2_Head", trust_remote_code=False)
+    for name, settings, weights in (
+        ("safe", {}, "model.safetensors"),
+        ("pickled", {"safe_serialization": False}, "pytorch_model.bin"),
+    ):
+        (tmp_path / name).mkdir()
+        head.save(str(tmp_path / name), **settings)
+        assert contents(tmp_path / name).keys() == {"config.json", weights}
+    whole = ProjectionHead.load(str(tmp_path / "safe"))
+    part = ProjectionHead.load(str(tmp_path), subfolder="pickled", trust_remote_code=False)
     for loaded in (whole, part):
         assert loaded.dim == 8
         assert torch.equal(loaded.linear.weight, head.linear.weight)
@@ -165,6 +170,13 @@ def test_dropout_reaches_config_and_modules(tiny_bert: Path, dropout: float | No
     assert two_views_differ(model) == (expected > 0)
 
 
+def test_settings_of_the_config_stay_beside_dropout(tiny_bert: Path) -> None:
+    more = {"config_kwargs": {"layer_norm_eps": 0.5}}
+    config = build_encoder(tiny_bert, dropout=0.25, device="cpu", **more).transformers_model.config
+    assert (config.hidden_dropout_prob, config.layer_norm_eps) == (0.25, 0.5)
+    assert more == {"config_kwargs": {"layer_norm_eps": 0.5}}
+
+
 def test_attention_dropout_alone_makes_two_views(tiny_bert: Path) -> None:
     model = build_encoder(tiny_bert, dropout=0.25, device="cpu")
     for name, module in model.named_modules():
@@ -179,7 +191,7 @@ def two_views_differ(model: SentenceTransformer) -> bool:
     return not torch.equal(once, again)
 
 
-@pytest.mark.parametrize("max_seq_length, expected", [(6, 6), (32, 32), (None, 64)])
+@pytest.mark.parametrize("max_seq_length, expected", [(3, 3), (32, 32), (None, 64)])
 def test_texts_are_cut(tiny_bert: Path, max_seq_length: int | None, expected: int) -> None:
     model = build_encoder(tiny_bert, max_seq_length=max_seq_length, device="cpu")
     tokenized = model.preprocess(["the cat " * 100])
@@ -266,8 +278,8 @@ def dense_encoder(make_encoder: Callable, tmp_path: Path) -> Path:
     "model, settings, message",
     [
         *[
-            ("tiny_bert", {"dropout": value}, "dropout must be in")
-            for value in (1.5, 1.0, -0.1, float("nan"))
+            ("tiny_bert", {"dropout": value}, rf"^dropout must be in \[0, 1\), got '?{value}'?$")
+            for value in (1.5, 1.0, -0.1, float("nan"), "0.1")
         ],
         ("tiny_bert", {"pooling": "middle"}, "pooling must be None or one of.*'cls'.*'middle'"),
         ("dense_encoder", {}, r"dense.*Dense.*pooling=None"),
@@ -339,22 +351,29 @@ def test_a_head_inside_is_stripped(make_encoder: Callable) -> None:
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_stripping_a_folder_takes_the_head_and_nothing_else(
+def test_a_stripped_folder_loads_without_this_package(
     trained: SentenceTransformer,
     checkpoint: Path,
     tmp_path: Path,
     encode_elsewhere: Callable,
     in_place: bool,
 ) -> None:
-    before = contents(checkpoint)
     with pytest.raises(RuntimeError, match="trust_remote_code"):  # there is a leak to close
         encode_elsewhere(checkpoint, TEXTS)
+    stripped = strip_head(checkpoint, None if in_place else tmp_path / "encoder")
+    assert torch.equal(encode_elsewhere(stripped, TEXTS), vectors(trained).cpu())
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_stripping_a_folder_takes_the_head_and_nothing_else(
+    checkpoint: Path, tmp_path: Path, in_place: bool
+) -> None:
+    before = contents(checkpoint)
     assert has_head(checkpoint)
     output = None if in_place else tmp_path / "new" / "encoder"
     stripped = strip_head(checkpoint, output)
     assert stripped == (output or checkpoint)
     assert not has_head(stripped)
-    assert torch.equal(encode_elsewhere(stripped, TEXTS), vectors(trained).cpu())
     head_folder = "2_ProjectionHead/"
     training = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
     left_out = {name for name in before if name.startswith(head_folder)}
@@ -370,6 +389,26 @@ def test_stripping_a_folder_takes_the_head_and_nothing_else(
     assert again.pop("modules.json") and again == after
     if not in_place:
         assert contents(checkpoint) == before
+
+
+def test_stripping_deletes_no_other_folder(checkpoint: Path, tmp_path: Path) -> None:
+    """Nor minds that the head's is not there, as after a strip that was cut short."""
+    head = checkpoint / "2_ProjectionHead"
+    head.rename(tmp_path / "precious")
+    modules = json.loads((checkpoint / "modules.json").read_text())
+    for path in ("2_ProjectionHead", "../precious", "", str(tmp_path / "precious")):
+        entries = [e | {"path": path} if "Head" in e["type"] else e for e in modules]
+        (checkpoint / "modules.json").write_text(json.dumps(entries))
+        assert has_head(checkpoint)
+        assert not has_head(strip_head(checkpoint))
+        assert len(contents(tmp_path / "precious")) == 2
+        assert (checkpoint / "model.safetensors").is_file()
+
+
+def test_a_damaged_list_of_modules_is_named(checkpoint: Path) -> None:
+    (checkpoint / "modules.json").write_text("[")
+    with pytest.raises(ValueError, match="^.*modules.json is damaged .*: get the model anew$"):
+        strip_head(checkpoint)
 
 
 def test_prompts_and_similarity_survive_stripping(checkpoint: Path) -> None:
@@ -503,15 +542,19 @@ def test_the_file_that_makes_it_usable_comes_last(
         source = tmp_path / "source"
         trained.save_pretrained(str(source))
     moved: list[str] = []
-    replace = os.replace
+    replace, listdir = os.replace, os.listdir
 
     def watched(old: Path, new: Path) -> None:
         if new.parent == tmp_path / "output":
             moved.append(new.name)
         replace(old, new)
 
+    def first(folder: Path) -> list[str]:  # a folder's order is as it happens to be
+        return sorted(listdir(folder), key=lambda name: name != "modules.json")
+
     (tmp_path / "output").mkdir()
     monkeypatch.setattr(os, "replace", watched)
+    monkeypatch.setattr(os, "listdir", first)
     write(source, tmp_path / "output")
     assert len(moved) > 3 and moved[-1] == "modules.json"
 
@@ -528,7 +571,7 @@ def test_a_file_in_the_way_is_named_before_the_head_is_gone(
 
 def test_an_output_must_make_sense(trained: SentenceTransformer, tmp_path: Path) -> None:
     trained.save_pretrained(str(tmp_path / "saved"))
-    with pytest.raises(ValueError, match="save_encoder"):
+    with pytest.raises(ValueError, match=r"^output .*: .* with save_encoder\(model, output\)$"):
         strip_head(trained, tmp_path / "x")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="inside of"):
         strip_head(tmp_path / "saved", tmp_path / "saved" / "sub")
