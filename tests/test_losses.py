@@ -22,6 +22,7 @@ import json
 import math
 import random
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -397,6 +398,10 @@ def test_calls_without_gradients_use_one_draw_and_advance_nothing() -> None:
     evaluated.append(evaluate(loss))
     assert len(set(evaluated)) == 1
     assert evaluated[0] not in undisturbed
+    noise = draw_noise(NoiseKey(seed=0, step=0, call=0), 18, DIM)
+    assert evaluated[0] == pytest.approx(
+        plain_loss(columns, cos_sim(columns[0], noise) * 20).item()
+    )
 
 
 def test_seed_none_follows_torch() -> None:
@@ -445,6 +450,15 @@ def test_the_number_of_noise_vectors_follows_the_batch(
     embedding_loss(similarity_fct=spy, **settings).compute_loss_from_embeddings(views(batch_size))
     shapes = [tuple(seen.shape) for seen in spy.seen]
     assert shapes == [(batch_size, DIM)] + [(expected, DIM)] * (expected > 0)
+
+
+@pytest.mark.parametrize("settings", [{"noise_size": 0}, {"noise_weight": 0}])
+def test_noise_that_does_not_count_is_not_drawn(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses_module, "draw_noise", lambda *_, **__: pytest.fail("drawn"))
+    value = embedding_loss(**settings).compute_loss_from_embeddings(views())
+    torch.testing.assert_close(value, plain_loss(views()))
 
 
 @pytest.mark.parametrize("dim", [2, 8, 32, 768])
@@ -663,6 +677,24 @@ def test_the_config_is_every_setting_as_a_plain_value(settings: dict[str, Any]) 
     assert "similarity_fct" not in settings or "dot" in config["similarity_fct"]
 
 
+def test_the_defaults_are_the_papers_on_one_device() -> None:
+    assert GSInfoNCELoss(Lookup()).get_config_dict() == {
+        "scale": 20.0,
+        "noise": "sampled",
+        "noise_ratio": 3.0,
+        "noise_size": None,
+        "noise_weight": 1.0,
+        "noise_mean": 0.0,
+        "noise_std": 1.0,
+        "virtual_cosine": None,
+        "seed": None,
+        "similarity_fct": "cos_sim",
+        "gather_across_devices": False,
+        "merge_views": True,
+        "streamed": None,
+    }
+
+
 def test_the_card_cites_both_papers_and_the_temperature() -> None:
     loss = embedding_loss(scale=20)
     assert loss.citation.count("@inproceedings{") == 2
@@ -694,6 +726,31 @@ def test_statistics_describe_the_last_training_batch() -> None:
     assert statistics == loss.statistics  # reading changes nothing
 
 
+def test_statistics_look_at_256_anchors_at_most() -> None:
+    anchors, positives = views(rows=300)
+    loss = embedding_loss()
+    loss.compute_loss_from_embeddings([anchors, positives])
+    cosines = F.cosine_similarity(anchors, positives)[:256]
+    assert loss.statistics.positive_cosine == pytest.approx(cosines.mean().item(), abs=1e-6)
+
+
+def test_a_step_s_graph_goes_with_its_loss() -> None:
+    nodes: list[weakref.ref[Any]] = []
+
+    class Marked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            nodes.append(weakref.ref(ctx))
+            return x.clone()
+
+    loss = embedding_loss()
+    value = loss.compute_loss_from_embeddings([Marked.apply(v.requires_grad_()) for v in views()])
+    assert all(node() is not None for node in nodes) and len(nodes) == 2
+    del value
+    assert all(node() is None for node in nodes)  # statistics can be read, and hold none of it
+    assert loss.statistics
+
+
 def test_statistics_nobody_reads_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**arguments: Any) -> None:
         raise AssertionError("computed")
@@ -709,8 +766,12 @@ def test_several_gpus_in_one_process_are_refused(make_encoder: MakeEncoder) -> N
     model = make_encoder()
     loss = GSInfoNCELoss(model)
     loss.model = nn.DataParallel(model)  # as the Trainer does
-    with pytest.raises(ValueError, match="DataParallel.*torchrun.*CUDA_VISIBLE_DEVICES=0"):
+    with pytest.raises(ValueError) as caught:
         loss([model.preprocess(TEXTS)], None)
+    assert str(caught.value) == (
+        "one process trains on several GPUs (DataParallel), where random states cannot be replayed: "
+        "start one process a GPU with torchrun, or set CUDA_VISIBLE_DEVICES=0"
+    )
 
 
 def test_gathering_on_one_device_changes_nothing() -> None:
@@ -733,6 +794,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def spy(**arguments: Any) -> Tensor:
         uses.append(len(arguments["anchors"]))
+        assert callable(arguments.get("noise", list))  # drawn in blocks, never held whole
         return compute(**arguments)
 
     monkeypatch.setattr(losses_module, "gs_infonce_streamed", spy)
@@ -781,4 +843,6 @@ def test_streaming_is_chosen_by_the_number_of_logits(monkeypatch: pytest.MonkeyP
         assert bool(uses) == streamed_
     embedding_loss(streamed=False).compute_loss_from_embeddings(columns)
     embedding_loss(similarity_fct=euclidean_sim).compute_loss_from_embeddings(columns)
+    monkeypatch.setattr(losses_module, "STREAMED_FROM", 6 * 6 + 1)  # a given mass has no logits
+    embedding_loss(noise="expected", virtual_cosine=0.3).compute_loss_from_embeddings(columns)
     assert len(uses) == 1
