@@ -29,6 +29,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Dense,
     Normalize,
+    Pooling,
     StaticEmbedding,
 )
 from torch import Tensor, nn
@@ -119,6 +120,14 @@ def test_a_seed_fixes_the_head_and_none_follows_torch() -> None:
     assert torch.equal(unseeded, ProjectionHead(8).linear.weight)
 
 
+def test_a_seed_fixes_the_head_of_an_encoder(tiny_bert: Path) -> None:
+    first, again, other = (
+        head_of(build_encoder(tiny_bert, seed=seed, device="cpu")).linear.weight
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
 def test_a_saved_head_loads(tmp_path: Path) -> None:
     head = ProjectionHead(8, seed=1)
     for name, settings, weights in (
@@ -170,6 +179,16 @@ def test_dropout_reaches_config_and_modules(tiny_bert: Path, dropout: float | No
     assert two_views_differ(model) == (expected > 0)
 
 
+@pytest.mark.parametrize("source", ["tiny_bert", "checkpoint"])
+@pytest.mark.parametrize("dropout", [None, 0.25])
+def test_other_settings_reach_the_loader(
+    request: pytest.FixtureRequest, source: str, dropout: float | None
+) -> None:
+    settings = {"similarity_fn_name": "manhattan", "device": "cpu"}
+    model = build_encoder(request.getfixturevalue(source), dropout=dropout, **settings)
+    assert model.similarity_fn_name == "manhattan"
+
+
 def test_settings_of_the_config_stay_beside_dropout(tiny_bert: Path) -> None:
     more = {"config_kwargs": {"layer_norm_eps": 0.5}}
     config = build_encoder(tiny_bert, dropout=0.25, device="cpu", **more).transformers_model.config
@@ -191,7 +210,7 @@ def two_views_differ(model: SentenceTransformer) -> bool:
     return not torch.equal(once, again)
 
 
-@pytest.mark.parametrize("max_seq_length, expected", [(3, 3), (32, 32), (None, 64)])
+@pytest.mark.parametrize("max_seq_length, expected", [(3, 3), (32, 32), (64, 64), (None, 64)])
 def test_texts_are_cut(tiny_bert: Path, max_seq_length: int | None, expected: int) -> None:
     model = build_encoder(tiny_bert, max_seq_length=max_seq_length, device="cpu")
     tokenized = model.preprocess(["the cat " * 100])
@@ -246,6 +265,7 @@ def test_a_checkpoint_is_continued_with_a_fresh_head(
     assert not torch.equal(head_of(model).linear.weight, head_of(trained).linear.weight)
     assert torch.equal(vectors(model), vectors(trained))
     assert contents(checkpoint) == before
+    assert {m.p for m in model.modules() if isinstance(m, nn.Dropout)} == {dropout or 0.1}
     # Adapters save this as their base.
     assert model.transformers_model.name_or_path == str(checkpoint)
     assert model.transformers_model.config.name_or_path == str(checkpoint)
@@ -274,6 +294,14 @@ def dense_encoder(make_encoder: Callable, tmp_path: Path) -> Path:
     return tmp_path / "dense"
 
 
+@pytest.fixture
+def unpooled_encoder(make_encoder: Callable, tmp_path: Path) -> Path:
+    model = make_encoder()
+    model[1] = Dense(32, 16)
+    model.save_pretrained(str(tmp_path / "unpooled"))
+    return tmp_path / "unpooled"
+
+
 @pytest.mark.parametrize(
     "model, settings, message",
     [
@@ -283,6 +311,7 @@ def dense_encoder(make_encoder: Callable, tmp_path: Path) -> Path:
         ],
         ("tiny_bert", {"pooling": "middle"}, "pooling must be None or one of.*'cls'.*'middle'"),
         ("dense_encoder", {}, r"dense.*Dense.*pooling=None"),
+        ("unpooled_encoder", {}, r"unpooled.*Dense.*pooling=None"),
         ("static_encoder", {}, r"static.*StaticEmbedding.*pooling=None"),
         (
             "static_encoder",
@@ -298,6 +327,22 @@ def test_what_cannot_be_built_is_a_value_error(
     folder = request.getfixturevalue(model)
     with pytest.raises(ValueError, match=message):
         build_encoder(folder, device="cpu", **settings)
+
+
+def test_an_encoder_without_positions_has_no_longest_text(static_encoder: Path) -> None:
+    model = build_encoder(static_encoder, pooling=None, head=False, device="cpu")
+    assert names(model) == ["StaticEmbedding"]
+    assert model.max_seq_length == 32
+
+
+def test_a_pooling_of_another_width_is_replaced(make_encoder: Callable, tmp_path: Path) -> None:
+    wide = make_encoder()
+    wide[1] = Pooling(32, pooling_mode=("cls", "mean"))
+    assert wide.get_embedding_dimension() == 64
+    wide.save_pretrained(str(tmp_path))
+    model = build_encoder(tmp_path, device="cpu")
+    assert model.get_embedding_dimension() == head_of(model).dim == 32
+    assert vectors(model).shape == (6, 32)
 
 
 def test_a_projecting_encoder_keeps_its_own_pooling(dense_encoder: Path) -> None:
@@ -323,6 +368,7 @@ def test_a_projecting_encoder_keeps_its_own_pooling(dense_encoder: Path) -> None
 def test_a_model_that_is_not_there_is_named_with_what_to_do(
     tmp_path: Path, name: str, message: str
 ) -> None:
+    message += r"\. The loader says: .*(nothing-here|couldn't connect)"
     with pytest.raises(OSError, match=message.format(tmp_path=tmp_path)):
         build_encoder(name.format(tmp_path=tmp_path))
 
