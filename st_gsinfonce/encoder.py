@@ -22,7 +22,6 @@ from sentence_transformers.sentence_transformer.modules import (
     Transformer,
 )
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from st_gsinfonce.whole_folders import require_free, written_whole
 
@@ -264,8 +263,8 @@ def build_encoder(
 
     Raises:
         ValueError: For a dropout out of range or of a model that has none, an unknown pooling mode, a
-            new pooling for a model whose further modules depend on the old one, or a head for a model
-            that does not pool.
+            new pooling for a model whose further modules depend on the old one, a head for a model
+            that does not pool, or a length for one that cuts no text.
         OSError: If the model cannot be found or reached.
     """
     if dropout is not None and not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
@@ -293,7 +292,10 @@ def build_encoder(
             raise ValueError(
                 f"max_seq_length is {max_seq_length}, but the model {name!r} has {positions} positions"
             )
-        model.max_seq_length = max_seq_length
+        try:
+            model.max_seq_length = max_seq_length
+        except AttributeError as error:  # static embeddings have no limit to set
+            raise ValueError(f"the model {name!r} cuts no text: use max_seq_length=None") from error
     return model
 
 
@@ -334,17 +336,13 @@ def _not_found(name: str, error: OSError) -> str:
 
 def _dropout_fields(model: SentenceTransformer, name: str) -> list[str]:
     config = model.transformers_model.config if model.transformers_model is not None else None
-    fields = [field for field in DROPOUT_FIELDS if _is_probability(config, field)]
+    fields = [f for f in DROPOUT_FIELDS if isinstance(getattr(config, f, None), (int, float))]
     if not fields:
         raise ValueError(
             f"the model {name!r} has no dropout that its config could set: leave out dropout, or choose "
             "another model"
         )
     return fields
-
-
-def _is_probability(config: PretrainedConfig | None, field: str) -> bool:
-    return isinstance(getattr(config, field, None), (int, float))
 
 
 def _repool(model: SentenceTransformer, pooling: str, name: str) -> None:

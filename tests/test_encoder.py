@@ -319,6 +319,11 @@ def unpooled_encoder(make_encoder: Callable, tmp_path: Path) -> Path:
             "static.*has no dropout that its config could set: leave out dropout, or choose another model$",
         ),
         ("static_encoder", {"pooling": None}, "static.*no Pooling.*head=False"),
+        (
+            "static_encoder",
+            {"pooling": None, "head": False},
+            "static' cuts no text: use max_seq_length=None$",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_a_value_error(
@@ -329,10 +334,9 @@ def test_what_cannot_be_built_is_a_value_error(
         build_encoder(folder, device="cpu", **settings)
 
 
-def test_an_encoder_without_positions_has_no_longest_text(static_encoder: Path) -> None:
-    model = build_encoder(static_encoder, pooling=None, head=False, device="cpu")
-    assert names(model) == ["StaticEmbedding"]
-    assert model.max_seq_length == 32
+def test_an_encoder_that_cuts_no_text_is_built_without_a_length(static_encoder: Path) -> None:
+    settings = {"pooling": None, "head": False, "max_seq_length": None}
+    assert names(build_encoder(static_encoder, device="cpu", **settings)) == ["StaticEmbedding"]
 
 
 def test_a_pooling_of_another_width_is_replaced(make_encoder: Callable, tmp_path: Path) -> None:

@@ -97,9 +97,11 @@ def test_the_list_gives_reasons() -> None:
 
 def test_mutants_are_killed_but_for_those_listed(tmp_path: Path) -> None:
     for name in COPIED:
-        source = HERE.parent / name
-        copy = shutil.copytree if source.is_dir() else shutil.copy
-        copy(source, tmp_path / name)
+        source, copy = HERE.parent / name, tmp_path / name
+        if source.is_dir():
+            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, copy)
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     run_mutmut(tmp_path, "run", "--max-children", str(workers))
 
