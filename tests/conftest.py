@@ -7,8 +7,8 @@ Two options (or environment variables) point the tests at data that the reposito
 
 Without them the tests that need the data are skipped and say so.
 
-The tests marked ``nightly``, of kills and soaks, take minutes. They are run by ``pytest -m nightly``,
-and by no run whose ``-m`` does not name them.
+The tests marked ``nightly``, of kills, soaks and mutants, take minutes. They are run by
+``pytest -m nightly``, and by no run whose ``-m`` does not name them.
 """
 
 from __future__ import annotations

@@ -89,6 +89,10 @@ def listed() -> list[tuple[str, str]]:
     ]
 
 
+def lines(mutants: set[tuple[str, str]]) -> str:
+    return "\n".join(f"{function}: {change}" for function, change in sorted(mutants))
+
+
 def test_the_list_gives_reasons() -> None:
     groups = json.loads(LISTED.read_text(encoding="utf-8"))
     assert all(group.keys() == {"reason", "mutants"} and group["reason"] for group in groups)
@@ -119,9 +123,8 @@ def test_mutants_are_killed_but_for_those_listed(tmp_path: Path) -> None:
         for mutant in mutants
         if mutant.status in MISSED
     }
-    assert (
-        sorted(survivors - set(listed())) == []
-    )  # new ones: test them, or list them with a reason
-    assert sorted(set(listed()) - survivors) == []  # killed by now: take them off the list
+    new, gone = survivors - set(listed()), set(listed()) - survivors
+    assert not new, "test these, or list them with the reason:\n" + lines(new)
+    assert not gone, "take these off the list:\n" + lines(gone)
     for module, number in made.items():
         assert noticed[module] >= 0.9 * number, module
