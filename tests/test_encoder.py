@@ -66,6 +66,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.fixture(autouse=True)
+def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is saved to a wrong name, as by a mutant, is not there for another test to load."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def trained(tiny_bert: Path) -> SentenceTransformer:
     """An encoder with a head, prompts and a similarity of its own."""
