@@ -10,13 +10,24 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from st_gsinfonce.module_list import read_modules
+
+# What resuming needs, and the names of it; DeepSpeed has the first two in a folder of its own.
+NEEDED = {
+    "optimizer": ("optimizer*", "global_step*"),
+    "learning rate's schedule": ("scheduler.pt", "global_step*"),
+    "random state": ("rng_state*.pth",),
+}
+
 
 def last_checkpoint(folder: str | PathLike[str]) -> Path:
     """Return the newest whole checkpoint of a training, to resume from.
 
     A process that is killed while it saves leaves a part of a checkpoint, from which the Trainer's
     ``resume_from_checkpoint=True`` would try to go on. Whole is one whose ``trainer_state.json``, which
-    the Trainer writes last, can be read and whose weights and optimizer all open; nothing is unpickled.
+    the Trainer writes last, can be read and which has weights, optimizer, learning rate and random state,
+    all of which open; nothing is unpickled. One of ``save_only_model=True`` is not whole: what was trained on
+    from it would not be what the uninterrupted training gives.
 
     Args:
         folder: The Trainer's ``output_dir``.
@@ -59,6 +70,13 @@ def _damage(checkpoint: Path) -> str | None:
         return f"its trainer_state.json cannot be read ({error})"
     if not isinstance(state, dict) or not isinstance(state.get("global_step"), int):
         return "its trainer_state.json does not say which step it is of"
+    try:
+        read_modules(checkpoint)
+    except ValueError as error:
+        return str(error)
+    for what, names in NEEDED.items():
+        if not any(path for name in names for path in checkpoint.glob(name)):
+            return f"it has no {what} ({' or '.join(names)}), which save_only_model=True leaves out"
     weights = sorted(checkpoint.rglob("*.safetensors"))
     if not weights:
         return "it has no weights"
@@ -69,7 +87,12 @@ def _damage(checkpoint: Path) -> str | None:
         except (SafetensorError, OSError) as error:
             return f"{path.relative_to(checkpoint)} cannot be opened ({error})"
     for path in sorted([*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")]):
-        # torch.save writes zip files, whose directory comes last.
-        if not zipfile.is_zipfile(path):
-            return f"{path.name} is cut short"
+        # torch.save writes zip files, whose directory comes last, with a checksum of each part.
+        try:
+            with zipfile.ZipFile(path) as file:
+                bad = file.testzip()
+        except (zipfile.BadZipFile, OSError) as error:
+            return f"{path.name} is cut short ({error})"
+        if bad is not None:
+            return f"{path.name} is damaged in {bad}"
     return None

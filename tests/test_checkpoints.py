@@ -38,10 +38,20 @@ def checkpoint(tmp_path: Path) -> Callable[[int], Path]:
         (folder / "2_Head").mkdir(parents=True)
         for path in (folder, folder / "2_Head"):
             save_file({"weight": torch.ones(64)}, path / "model.safetensors")
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            torch.save({"state": torch.ones(500)}, folder / name)
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
         return folder
 
     return write
+
+
+def spoil(path: Path) -> None:
+    """Change bytes in the middle: the file still opens."""
+    content = bytearray(path.read_bytes())
+    start = content.index(torch.ones(100).numpy().tobytes())
+    content[start : start + 100] = b"\xff" * 100
+    path.write_bytes(content)
 
 
 def cut(path: Path) -> None:
@@ -76,6 +86,12 @@ def test_the_newest_is_the_one_with_the_largest_number(
             lambda path: [file.unlink() for file in path.rglob("*.safetensors")],
             "it has no weights",
         ),
+        # Without one of these the training would go on, to other weights.
+        (lambda path: (path / "optimizer.pt").unlink(), "it has no optimizer .*save_only_model"),
+        (lambda path: (path / "scheduler.pt").unlink(), "it has no learning rate's schedule"),
+        (lambda path: (path / "rng_state.pth").unlink(), "it has no random state"),
+        (lambda path: spoil(path / "optimizer.pt"), "optimizer.pt is damaged in"),
+        (lambda path: (path / "modules.json").write_text("{"), "modules.json is damaged"),
     ],
 )
 def test_a_checkpoint_that_was_cut_short_is_skipped(
