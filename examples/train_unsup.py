@@ -234,13 +234,17 @@ def main() -> None:
             f"further, add --model {encoder_folder}; --overwrite starts this run anew"
         )
     starts_anew = settings.overwrite
+    record = run / "run.json"
     if settings.resume:
         try:
             arguments.resume_from_checkpoint = str(last_checkpoint(arguments.output_dir))
         except FileNotFoundError:
             if not run.is_dir():
                 raise
-            starts_anew = True  # it was killed before its first checkpoint was whole
+            # It was killed before its first checkpoint was whole; without a record it is no run of ours.
+            starts_anew = record.is_file()
+    elif main_process and not settings.overwrite:
+        refuse_another_run(record)
     set_seed(arguments.seed)
     logging.disable_progress_bar()  # of loading and saving; the training's own bar stays
 
@@ -276,16 +280,16 @@ def main() -> None:
         (run / "diagnostics.csv").unlink(missing_ok=True)
     if settings.diagnostics:
         trainer.add_callback(DiagnosticsCallback(trainer, csv_file=run / "diagnostics.csv"))
-    previous = run / "encoder.old"
+    previous = run / "encoder.overwritten"
     if main_process:
         if settings.overwrite and encoder_folder.exists():
             shutil.rmtree(previous, ignore_errors=True)
             encoder_folder.rename(previous)  # kept until the new one is whole
-        if settings.resume and starts_anew:
+        if settings.resume and arguments.resume_from_checkpoint is None:
             print(f"{run} holds no whole checkpoint: the run begins at its first step")
         print(f"{settings.corpus}: {corpus.report}")
         write_settings(
-            run / "run.json",
+            record,
             {
                 "settings": asdict(settings),
                 "recipe": None if recipe is None else asdict(recipe) | {"changes": changes},
@@ -293,6 +297,7 @@ def main() -> None:
                 "trainer": arguments.to_sanitized_dict(),
             },
             resumed=settings.resume,
+            replace=settings.overwrite,
         )
     before = evaluator(model)[evaluator.primary_metric] if evaluator else None
     if before is not None and main_process:
@@ -313,20 +318,30 @@ def main() -> None:
     print(f"Saved to {encoder_folder}: SentenceTransformer({str(encoder_folder)!r}) loads it.")
 
 
-def write_settings(path: Path, settings: dict[str, Any], *, resumed: bool) -> None:
+def refuse_another_run(record: Path) -> None:
+    """Raise an error where another run has left its record, or is about to train."""
+    if record.exists():
+        raise FileExistsError(
+            f"{record} is of another run: choose another --output, go on with that run by --resume, or "
+            "start it anew by --overwrite"
+        )
+
+
+def write_settings(path: Path, settings: dict[str, Any], *, resumed: bool, replace: bool) -> None:
     """Keep what the run was started with beside its results; a resumed run must go on with the same."""
     if resumed and path.is_file():
         try:
             started = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            started = {part: dict(started[part]) for part in ("settings", "loss", "trainer")}
+        except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"{path}, which tells what the run was started with, is damaged ({error}): delete it to "
+                f"{path}, which tells what the run was started with, is damaged ({error!r}): delete it to "
                 "go on with the settings given"
             ) from error
         free = {"resume", "overwrite", "resume_from_checkpoint", "disable_tqdm", "device"}
         changed = [
             f"{name}: {started[part].get(name)!r}, now {value!r}"
-            for part in ("settings", "loss", "trainer")
+            for part in started
             for name, value in json.loads(json.dumps(settings[part])).items()
             if name not in free and started[part].get(name) != value
         ]
@@ -336,6 +351,8 @@ def write_settings(path: Path, settings: dict[str, Any], *, resumed: bool) -> No
                 f"differ: {'; '.join(changed)}"
             )
         return
+    if not (resumed or replace):
+        refuse_another_run(path)  # one started while this one loaded
     record = describe_run() | settings
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(record, indent=2) + "\n")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,9 @@ from st_gsinfonce.checkpoints import last_checkpoint
 LOOK_EVERY = 100
 """Steps after which the losses are looked at even if nothing is logged, evaluated or saved."""
 
+LITTLE = 100_000_000
+"""Bytes free, below which a training that fails may have failed for want of more."""
+
 
 class NonFiniteError(RuntimeError):
     """The loss or the weights are NaN or infinite; the training has stopped before they were saved."""
@@ -29,7 +34,7 @@ class CarefulTrainer(SentenceTransformerTrainer):
 
     - The loss is checked by a :class:`FiniteCallback`.
     - CUDA running out of memory advises the loss that needs less.
-    - Any error after the first step names the checkpoint to resume from.
+    - Any error after the first step names the checkpoint to resume from, and a disk that is full.
 
     Args:
         *args: As for the superclass.
@@ -57,6 +62,8 @@ class CarefulTrainer(SentenceTransformerTrainer):
                     f"The training stopped after step {step} of {self.state.max_steps}; "
                     f"{_where_to_go_on(self.args)}."
                 )
+            if note := _disk_note(Path(self.args.output_dir or ".")):
+                error.add_note(note)
             raise
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -175,6 +182,13 @@ def _where_to_go_on(args: TrainingArguments) -> str:
             return f"the last whole checkpoint is {last_checkpoint(folder)}"
         except FileNotFoundError:
             return f"{folder} holds no whole checkpoint to go on from"
+
+
+def _disk_note(folder: Path) -> str | None:
+    """Torch does not say that it was the disk."""
+    if not folder.is_dir() or (free := shutil.disk_usage(folder).free) > LITTLE:
+        return None
+    return f"The disk of {folder} has {free:,} bytes free: make room there, or choose another output_dir."
 
 
 def _memory_advice(loss: nn.Module | dict[str, nn.Module], args: TrainingArguments) -> str:

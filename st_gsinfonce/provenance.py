@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -27,10 +28,10 @@ PACKAGES = (
 def describe_run() -> dict[str, Any]:
     """Return the command, date, versions and hardware of this process, ready for JSON.
 
-    The command is what the user typed after ``python``; no user, host or folder is added to it.
+    The command is what the user typed after ``python``, less tokens; no user, host or folder is added to it.
     """
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *_without_tokens(sys.argv)]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **package_versions()},
         "hardware": {
@@ -42,6 +43,15 @@ def describe_run() -> dict[str, Any]:
             "system": f"{platform.system()} {platform.machine()}",
         },
     }
+
+
+def _without_tokens(words: list[str]) -> list[str]:
+    shown = []
+    for before, word in zip(["", *words], words, strict=False):
+        word = re.sub(r"hf_\w{8,}", "<TOKEN>", word)
+        word = re.sub(r"^(--[\w-]*token)=.*", r"\1=<TOKEN>", word, flags=re.DOTALL)
+        shown.append("<TOKEN>" if re.fullmatch(r"--[\w-]*token", before) else word)
+    return shown
 
 
 def package_versions() -> dict[str, str]:

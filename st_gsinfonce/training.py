@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -65,10 +66,10 @@ def build_trainer(
         overwrite: Delete the checkpoints of an earlier run in the output folder.
 
     Raises:
-        ValueError: For sentences that are no text (names the row), fewer of them than one batch, all the
-            same, or given by a generator, a dataset with several columns or one taken for labels, a model
-            without dropout, ``push_to_hub`` while the model has its train-only head, several GPUs in one
-            process, or ``overwrite`` while resuming.
+        ValueError: For sentences that are no text (names the row), fewer of them than one batch, a batch
+            of one, all the same, or given by a generator, a dataset with several columns or one taken for
+            labels, a model without dropout, ``push_to_hub`` while the model has its train-only head,
+            several GPUs in one process, or ``overwrite`` while resuming.
         FileExistsError: If the output folder holds something and neither resuming nor ``overwrite``
             is asked for.
         OSError: If the output folder cannot be written.
@@ -96,7 +97,13 @@ def build_trainer(
             "the model has no dropout, so both views of a sentence would be the same and there is "
             "nothing to learn: build_encoder(..., dropout=0.1), or another model"
         )
-    _check_output_once(Path(args.output_dir or "."), args, overwrite=overwrite)
+    if args.train_batch_size * args.world_size < 2:
+        raise ValueError(
+            f"per_device_train_batch_size is {args.per_device_train_batch_size}: the negatives are the other "
+            "sentences of a batch, so it must be at least 2"
+        )
+    output = Path(args.output_dir or ".")
+    _check_output_once(output, args, overwrite=overwrite)
     trainer = CarefulTrainer(
         model=model,
         args=args,
@@ -108,6 +115,8 @@ def build_trainer(
         callbacks=[FullPrecisionCallback(), BestWeightsCallback(), *callbacks],
     )
     trainer.add_callback(NoiseStepCallback(trainer.loss))
+    if overwrite and args.process_index == 0:  # not before it is sure that there is a Trainer
+        _delete_checkpoints(output)
     return trainer
 
 
@@ -185,10 +194,23 @@ class BestWeightsCallback(TrainerCallback):
             RuntimeError: If the model does not hold the best checkpoint's weights.
         """
         best = state.best_model_checkpoint
-        if model is None or best is None or not args.load_best_model_at_end:
+        if model is None or not args.load_best_model_at_end or not state.is_world_process_zero:
             return
+        if best is None:
+            if state.best_metric is not None:
+                warnings.warn(
+                    f"the model holds the last step's weights: there is no checkpoint of step "
+                    f"{state.best_global_step}, the best (score {state.best_metric})",
+                    stacklevel=2,
+                )
+            return
+        if not Path(best).is_dir():
+            raise RuntimeError(
+                f"the best checkpoint, {best} (score {state.best_metric}), is gone, and the model holds "
+                "the last step's weights: train anew, or use these as they are"
+            )
         digest = Path(best) / DIGEST_FILE
-        if state.is_world_process_zero and digest.is_file():
+        if digest.is_file():
             if digest.read_text().strip() != weights_digest(model):
                 raise RuntimeError(
                     f"the best checkpoint, {best} (score {state.best_metric}), could not be loaded into "
@@ -320,16 +342,19 @@ def _check_output(
     folder: Path, args: SentenceTransformerTrainingArguments, *, overwrite: bool
 ) -> None:
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    if entries and overwrite:
-        for entry in entries:
-            if entry.name.startswith("checkpoint-") and entry.is_dir():
-                shutil.rmtree(entry)
-    elif entries and not args.resume_from_checkpoint:
+    if entries and not overwrite and not args.resume_from_checkpoint:
         raise FileExistsError(
             f"output_dir {folder} holds {entries[0].name}"
             f"{' and more' if len(entries) > 1 else ''}, perhaps of another run: choose another folder, "
             "resume (resume_from_checkpoint), or overwrite"
         )
+    try:
+        os.fspath(folder).encode()
+    except UnicodeEncodeError as error:
+        raise OSError(
+            f"output_dir {os.fspath(folder)!a} has characters that this locale cannot read: choose another "
+            "folder, or a locale of UTF-8 (PYTHONUTF8=1)"
+        ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -338,3 +363,13 @@ def _check_output(
         raise OSError(
             f"output_dir {os.fspath(folder)} cannot be written: {error.strerror}"
         ) from error
+
+
+def _delete_checkpoints(folder: Path) -> None:
+    for entry in folder.glob("checkpoint-*"):
+        if not entry.name.removeprefix("checkpoint-").isdecimal():
+            continue
+        if entry.is_symlink():
+            entry.unlink()
+        elif entry.is_dir():
+            shutil.rmtree(entry)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import pytest
 import torch
 from conftest import EXAMPLES, RunExample
 from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 
 from st_gsinfonce import GSInfoNCELoss, has_head
+from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.weights import weights_digest
 
 
@@ -139,16 +141,87 @@ def test_an_overwritten_encoder_stays_until_the_new_one_is_whole(
     module["main"].__globals__["save_encoder"] = interrupt
     with pytest.raises(KeyboardInterrupt):
         module["main"]()
-    assert (folder / "encoder.old" / "model.safetensors").read_bytes() == saved
+    assert (folder / "encoder.overwritten" / "model.safetensors").read_bytes() == saved
     run_example("train_unsup.py", *flags, "--resume", "--seed", 5)
     assert (folder / "encoder" / "model.safetensors").read_bytes() != saved
-    assert not (folder / "encoder.old").exists()
+    assert not (folder / "encoder.overwritten").exists()
+
+
+def test_what_another_run_left_is_kept(
+    run_example: RunExample, flags: list[object], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    (folder / "encoder.old").mkdir(parents=True)
+    (folder / "encoder.old" / "model.safetensors").write_text("precious")
+    (folder / "diagnostics.csv").write_text("mine,too\n1,2\n")
+    (folder / "checkpoints" / "checkpoint-for-the-paper").mkdir(parents=True)
+    # Without a record it is no run to go on with.
+    for more in ((), ("--resume",)):
+        with pytest.raises(SystemExit, match="holds checkpoint-for-the-paper"):
+            run_example("train_unsup.py", *flags, *more)
+    (folder / "checkpoints" / "checkpoint-for-the-paper").rmdir()
+    with pytest.raises(SystemExit, match="csv_file .*diagnostics.csv"):
+        run_example("train_unsup.py", *flags)
+    assert (folder / "diagnostics.csv").read_text() == "mine,too\n1,2\n"
+    (folder / "diagnostics.csv").unlink()
+    (folder / "run.json").write_text("{}")
+    with pytest.raises(SystemExit, match="run.json is of another run: choose another --output"):
+        run_example("train_unsup.py", *flags)
+    for damaged in ("{}", '{"settings": []}', "[]", "null"):
+        (folder / "run.json").write_text(damaged)
+        with pytest.raises(SystemExit, match="run.json, which tells .* is damaged"):
+            run_example("train_unsup.py", *flags, "--resume")
+    (folder / "run.json").unlink()
+    run_example("train_unsup.py", *flags)
+    assert (folder / "encoder.old" / "model.safetensors").read_text() == "precious"
+
+
+def test_a_run_that_starts_while_another_loads_is_refused(
+    run_example: RunExample, flags: list[object], tmp_path: Path
+) -> None:
+    module = run_example("train_unsup.py", *flags, name="module")
+    build = module["build_trainer"]
+
+    def other_run_begins(*args: Any, **kwargs: Any) -> Any:
+        (tmp_path / "run" / "run.json").write_text("the other's")
+        return build(*args, **kwargs)
+
+    module["main"].__globals__["build_trainer"] = other_run_begins
+    (tmp_path / "run").mkdir()
+    with pytest.raises(FileExistsError, match="run.json is of another run"):
+        module["main"]()
+    assert (tmp_path / "run" / "run.json").read_text() == "the other's"
+
+
+def test_no_token_is_written(
+    run_example: RunExample, flags: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_example("train_unsup.py", *flags, "--hub-token", "s3cret-word", "--max-steps", 1)
+    kept = "".join(
+        p.read_text() for p in (tmp_path / "run").rglob("*") if p.suffix in (".json", ".md")
+    )
+    assert "s3cret" not in kept and "--hub-token '<TOKEN>'" in kept
+    words = ["x.py", "--hub_token=s3cret", "--note", "hf_abcdefghijk", "--tokenizer", "plain"]
+    monkeypatch.setattr(sys, "argv", words)
+    command = "python x.py '--hub_token=<TOKEN>' --note '<TOKEN>' --tokenizer plain"
+    assert describe_run()["command"] == command
 
 
 def test_resuming_before_the_first_checkpoint_begins_anew(
-    run_example: RunExample, flags: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_example: RunExample,
+    flags: list[object],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_example("train_unsup.py", *flags, "--output", "straight")
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SentenceTransformerTrainer, "train", killed)
+        run_example("train_unsup.py", *flags)
     cut_short = tmp_path / "run" / "checkpoints" / "checkpoint-2"
     cut_short.mkdir(parents=True)
     (cut_short / "model.safetensors").write_bytes(b"half")

@@ -20,7 +20,11 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.sentence_transformer.losses import (
     MatryoshkaLoss,
@@ -149,6 +153,14 @@ def test_several_gpus_in_one_process_are_refused(encoder, sentences, tmp_path) -
 # --- output
 
 
+def test_a_batch_of_one_has_no_negatives(encoder, sentences, training_arguments) -> None:
+    for batch in (0, 1):
+        arguments = training_arguments(per_device_train_batch_size=batch)
+        message = f"per_device_train_batch_size is {batch}: the negatives are .* at least 2"
+        with pytest.raises(ValueError, match=message):
+            build_trainer(encoder, sentences, arguments)
+
+
 def test_another_run_is_not_overwritten(encoder, sentences, training_arguments, tmp_path) -> None:
     old = tmp_path / "trainer" / "checkpoint-3" / "model.safetensors"
     old.parent.mkdir(parents=True)
@@ -159,9 +171,24 @@ def test_another_run_is_not_overwritten(encoder, sentences, training_arguments, 
     build_trainer(encoder, sentences, training_arguments(resume_from_checkpoint=str(old.parent)))
     assert old.read_text() == "precious"
     (tmp_path / "trainer" / "notes.txt").write_text("mine")
+    (tmp_path / "trainer" / "checkpoint-for-the-paper").mkdir()
+    (tmp_path / "trainer" / "checkpoint-9").symlink_to(tmp_path / "trainer" / "notes.txt")
+    with pytest.raises(
+        ValueError, match="no such logger"
+    ):  # of the Trainer: there will be no new run
+        arguments = training_arguments(report_to=["no such logger"])
+        build_trainer(encoder, sentences, arguments, overwrite=True)
+    assert old.read_text() == "precious"
     build_trainer(encoder, sentences, training_arguments(), overwrite=True)
-    assert not old.exists()
-    assert (tmp_path / "trainer" / "notes.txt").read_text() == "mine"
+    names = sorted(path.name for path in (tmp_path / "trainer").iterdir())
+    assert names == ["checkpoint-for-the-paper", "notes.txt"]
+
+
+def test_a_folder_that_the_locale_cannot_write_is_said(
+    encoder, sentences, training_arguments
+) -> None:
+    with pytest.raises(OSError, match=r"output_dir 'run-\\udce9' has characters"):
+        build_trainer(encoder, sentences, training_arguments(output_dir="run-\udce9"))
 
 
 def test_unwritable_output_is_said(encoder, sentences, training_arguments, tmp_path) -> None:
@@ -260,6 +287,40 @@ def test_failing_to_load_the_best_is_an_error(
     )
     with pytest.raises(RuntimeError, match=r"checkpoint-4.*could not be loaded"):
         trainer.train()
+
+
+@pytest.mark.parametrize("when", ["in the training", "before resuming"])
+def test_a_best_checkpoint_that_is_gone_is_said(
+    encoder, sentences, training_arguments, tmp_path, when
+) -> None:
+    best = tmp_path / "trainer" / "checkpoint-4"
+
+    class Vandal(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 6 and when == "in the training":
+                shutil.rmtree(best)
+
+    def build(**more: Any) -> SentenceTransformerTrainer:
+        arguments = training_arguments(**BEST, **more)  # to step 6
+        return build_trainer(
+            encoder,
+            sentences,
+            arguments,
+            evaluator=Scripted([0.1, 0.9, 0.2, 0.2]),
+            callbacks=[Vandal()],
+        )
+
+    if when == "in the training":
+        with pytest.raises(RuntimeError, match=r"the best checkpoint, .*checkpoint-4 .* is gone"):
+            build().train()
+        return
+    build().train()
+    shutil.rmtree(best)
+    last = str(tmp_path / "trainer" / "checkpoint-6")
+    with pytest.warns(
+        UserWarning, match="the last step's weights: there is no checkpoint of step 4"
+    ):
+        build(resume_from_checkpoint=last).train(resume_from_checkpoint=last)
 
 
 # --- repeatable
