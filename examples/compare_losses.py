@@ -14,6 +14,7 @@ seed by seed, and compare_losses-training, loss and STS-B dev by step.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -148,6 +149,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
     try:
         main()
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:

@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
@@ -109,5 +110,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
         sys.exit(f"error: {error}")

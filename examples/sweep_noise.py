@@ -15,6 +15,7 @@ figures are drawn from.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -220,6 +221,8 @@ def figure_data(
 
 
 if __name__ == "__main__":
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
     try:
         main()
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:

@@ -332,6 +332,9 @@ class CellResult:
             for name in ("dev", "losses"):
                 values[name] = {int(step): value for step, value in values[name].items()}
             result, wanted = cls(**values), cell.key
+            numbers = [*result.scores.values(), *result.dev.values(), *result.losses.values()]
+            if not result.scores or not all(isinstance(x, (int, float)) for x in numbers):
+                raise TypeError("a score or a loss is no number, or there is no score")
         except _UNREADABLE as error:
             raise ValueError(f"not the JSON of a cell: {error!r}") from error
         if key != wanted:

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +104,12 @@ def open_source(
 
 
 def _open_folder(folder: Path, column: str | None, encoding: str) -> list[Source]:
-    files = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
+    files = sorted(
+        p
+        for p in folder.iterdir()
+        # A link to nothing is an error when it is opened, not less to train on.
+        if not p.name.startswith(".") and (p.is_file() or (p.is_symlink() and not p.exists()))
+    )
     for path in files:
         if path.suffix == ".py":
             raise ValueError(
@@ -114,9 +120,10 @@ def _open_folder(folder: Path, column: str | None, encoding: str) -> list[Source
     if not usable:
         found = f"only {_listed(p.name for p in files)}" if files else "no file"
         raise ValueError(f"the folder {folder} holds {found}; readable are {_ALLOWED}")
-    for path in files:
-        if path not in usable:
-            logger.info("%s is left out: readable are %s", path, _ALLOWED)
+    if left_out := [path.name for path in files if path not in usable]:
+        warnings.warn(
+            f"{folder}: left out are {_listed(left_out)}; readable are {_ALLOWED}", stacklevel=4
+        )
     several = len(usable) > 1
     return [_open_file(p, column, encoding, label=p.name if several else "") for p in usable]
 

@@ -213,6 +213,16 @@ def test_other_json_is_no_result(text: str) -> None:
         CellResult.from_json(text)
 
 
+@pytest.mark.parametrize("part", ["scores", "dev", "losses"])
+def test_what_is_no_number_is_no_result(part: str) -> None:
+    values = json.loads(result_of(CELL).to_json())
+    values[part] = {"1": "85.1"}
+    with pytest.raises(ValueError, match="a score or a loss is no number"):
+        CellResult.from_json(json.dumps(values))
+    with pytest.raises(ValueError, match="there is no score"):
+        CellResult.from_json(json.dumps(values | {"scores": {}}))
+
+
 def test_a_result_of_another_cell_is_found_out() -> None:
     values = json.loads(result_of(CELL).to_json())
     values["cell"]["seed"] = 7

@@ -289,6 +289,7 @@ DOORS: list[Callable[[Path], Any]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*left out are README.md:UserWarning")
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_leads_to_the_same_sentences(
     door: Callable[[Path], Any], tmp_path: Path
@@ -590,6 +591,16 @@ def test_a_folder_with_nothing_to_read(names: list[str], message: str, tmp_path:
     for name in names:
         write(tmp_path / name, "text")
     with pytest.raises(ValueError, match=f"{tmp_path.name} {message}"):
+        load_sentences(tmp_path)
+
+
+def test_what_a_folder_holds_besides_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "one sentence\nanother\n")
+    write(tmp_path / "notes.json", "{}")
+    with pytest.warns(UserWarning, match=r"left out are notes.json; readable are \.txt"):
+        assert load_sentences(tmp_path).sentences == ["one sentence", "another"]
+    (tmp_path / "b.txt").symlink_to(tmp_path / "gone.txt")
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="b.txt is neither a"):
         load_sentences(tmp_path)
 
 
