@@ -172,13 +172,13 @@ def _check_file(path: Path, columns: list[str]) -> None:
 
 
 def _read_rows(path: Path, columns: list[str]) -> list[dict[str, str]]:
-    """Return the rows that are whole: a kill may have cut the last."""
+    """Return the rows that are whole: a kill may have cut the last, a power cut left zeros in it."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         lines = file.read().split("\r\n")[1:-1]  # what follows the last line's end is no whole row
-    rows = [row for row in csv.reader(lines) if len(row) == len(columns)]
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    rows = [dict(zip(columns, r, strict=True)) for r in csv.reader(lines) if len(r) == len(columns)]
+    return [row for row in rows if row["step"].isdecimal()]
 
 
 def _as_csv(

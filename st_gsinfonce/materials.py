@@ -85,6 +85,10 @@ class GridOptions:
             self.seeds = ",".join(map(str, parse_seeds(self.seeds)[:2]))
 
 
+MOST_SEEDS = 10_000
+"""More than anybody can train, less than memory holds."""
+
+
 def parse_seeds(text: str) -> list[int]:
     """Return the numbers of a list of ranges: "0-2,7" gives 0, 1, 2, 7.
 
@@ -97,6 +101,10 @@ def parse_seeds(text: str) -> list[int]:
         last = last if dash else first
         if not first.isdecimal() or not last.isdecimal():
             raise ValueError(f"--seeds must be like 0-9 or 0,3,7, got {text!r}")
+        if int(last) - int(first) >= MOST_SEEDS:
+            raise ValueError(
+                f"--seeds must be at most {MOST_SEEDS:,} from one to another, got {text!r}"
+            )
         seeds += range(int(first), int(last) + 1)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds must be distinct and at least one, got {text!r}")

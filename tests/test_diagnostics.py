@@ -24,7 +24,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from st_gsinfonce import DiagnosticsCallback, GSInfoNCELoss, build_trainer
-from st_gsinfonce.diagnostics import METRICS
+from st_gsinfonce.diagnostics import FROM_TRAINER, METRICS
 
 Train = Callable[..., Any]
 
@@ -128,6 +128,9 @@ def test_a_resumed_run_has_each_step_once(start: Train, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         first.train()
     with path.open("a", newline="") as file:
+        file.write(
+            "\0" * 9 + "," * (len(METRICS) + len(FROM_TRAINER) - 1) + "\r\n"
+        )  # after a power cut
         file.write("4,0.9,0.1")  # cut in the middle of a row
     resumed = start(output_dir=folder, resume_from_checkpoint=f"{folder}/checkpoint-2", **settings)
     resumed.add_callback(DiagnosticsCallback(resumed, csv_file=path))

@@ -36,7 +36,9 @@ def test_seeds(text: str, seeds: list[int]) -> None:
     assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "0,0", "0-2,1", "3-1", "1.5"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "1-", "-1", "0,0", "0-2,1", "3-1", "1.5", "0-99999999999"]
+)
 def test_what_are_no_seeds(text: str) -> None:
     with pytest.raises(ValueError, match="--seeds must be"):
         parse_seeds(text)
