@@ -83,6 +83,15 @@ def test_the_noise_s_table_is_computed_from_the_committed_cells() -> None:
         row += ["", "", ""] if arm["arm"] == plain else shown
         assert f"| {' | '.join(row)} |" in README
     assert f"`{record['run']['command']}`" in README
+    words = " ".join(README.split())
+    for comparison in record["comparisons"]:
+        treated, baseline = (
+            [scores[comparison[side]][seed][comparison["metric"]] for seed in sorted(scores[plain])]
+            for side in ("treated", "baseline")
+        )
+        found = paired_difference(treated, baseline)
+        if comparison["baseline"] != plain and comparison["metric"] == "Avg.":
+            assert f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f})" in words
 
 
 def test_the_sweep_s_table_is_computed_from_the_committed_cells() -> None:
