@@ -466,6 +466,11 @@ def test_stripping_deletes_no_other_folder(checkpoint: Path, tmp_path: Path) -> 
         assert (checkpoint / "1_Pooling" / "config.json").is_file()
         assert (checkpoint / "model.safetensors").is_file()
         assert (checkpoint / "deep" / "below").is_dir()
+    shutil.copytree(checkpoint / "1_Pooling", checkpoint / "2_ProjectionHead" / "inner")
+    nested = [e | {"path": "2_ProjectionHead/inner"} if "Pool" in e["type"] else e for e in modules]
+    (checkpoint / "modules.json").write_text(json.dumps(nested))
+    assert not has_head(strip_head(checkpoint))
+    assert (checkpoint / "2_ProjectionHead" / "inner" / "config.json").is_file()
     for path in ("..", "../precious", "1_Pooling/../..", str(tmp_path / "precious"), 3):
         point_to(path)
         for target in (None, tmp_path / "copy"):
