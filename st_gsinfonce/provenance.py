@@ -9,6 +9,7 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def describe_run() -> dict[str, Any]:
 
 def _without_tokens(words: list[str]) -> list[str]:
     shown = []
-    for before, word in zip(["", *words], words, strict=False):
+    for before, word in pairwise(["", *words]):
         word = re.sub(r"hf_\w{8,}", "<TOKEN>", word)
         word = re.sub(r"^(--[\w-]*token)=.*", r"\1=<TOKEN>", word, flags=re.DOTALL)
         shown.append("<TOKEN>" if re.fullmatch(r"--[\w-]*token", before) else word)
