@@ -20,6 +20,15 @@ NEEDED = {
 }
 
 
+def numbered_checkpoints(folder: Path) -> dict[int, Path]:
+    """Return what has the name of a checkpoint in a Trainer's folder, by step, whole or not."""
+    return {
+        int(number): path
+        for path in folder.glob("checkpoint-*")
+        if (number := path.name.removeprefix("checkpoint-")).isdecimal()
+    }
+
+
 def last_checkpoint(folder: str | PathLike[str]) -> Path:
     """Return the newest whole checkpoint of a training, to resume from.
 
@@ -42,11 +51,7 @@ def last_checkpoint(folder: str | PathLike[str]) -> Path:
         UserWarning: For every newer checkpoint that is not whole.
     """
     folder = Path(folder)
-    steps = {
-        int(number): path
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if (number := path.name.removeprefix("checkpoint-")).isdecimal() and path.is_dir()
-    }
+    steps = {step: path for step, path in numbered_checkpoints(folder).items() if path.is_dir()}
     for _, checkpoint in sorted(steps.items(), reverse=True):
         damage = _damage(checkpoint)
         if damage is None:

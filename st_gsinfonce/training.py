@@ -23,6 +23,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.training_args import ParallelMode
 
+from st_gsinfonce.checkpoints import numbered_checkpoints
 from st_gsinfonce.collator import SimCSEDataCollator
 from st_gsinfonce.encoder import has_head
 from st_gsinfonce.faults import CarefulTrainer
@@ -366,9 +367,7 @@ def _check_output(
 
 
 def _delete_checkpoints(folder: Path) -> None:
-    for entry in folder.glob("checkpoint-*"):
-        if not entry.name.removeprefix("checkpoint-").isdecimal():
-            continue
+    for entry in numbered_checkpoints(folder).values():
         if entry.is_symlink():
             entry.unlink()
         elif entry.is_dir():

@@ -36,6 +36,7 @@ ALLOWED = {
     "sts_encoding": {"weights"},
     "faults": {"cached", "checkpoints"},
     "training": {
+        "checkpoints",
         "collator",
         "encoder",
         "losses",
