@@ -28,10 +28,17 @@ from st_gsinfonce.cells import ARM_SYNTAX, Arm, Cell
 from st_gsinfonce.experiments import run_grid
 from st_gsinfonce.figure_data import ComparisonData, TrainingData
 from st_gsinfonce.figure_files import save_figure
-from st_gsinfonce.materials import GridOptions, load_materials, parse_seeds, setting_of
+from st_gsinfonce.materials import NAME_HELP, GridOptions, load_materials, parse_seeds, setting_of
 from st_gsinfonce.plots import draw
 from st_gsinfonce.provenance import describe_run
-from st_gsinfonce.report import Comparison, GridReport, markdown_comparisons, results_of, to_json
+from st_gsinfonce.report import (
+    Comparison,
+    GridReport,
+    check_keeps,
+    markdown_comparisons,
+    results_of,
+    to_json,
+)
 from st_gsinfonce.whole_files import write_atomically
 
 DEFAULT_ARMS = ["infonce", "sampled", "expected"]
@@ -42,15 +49,12 @@ DEFAULT_DROPOUTS = (0.1, 0.2)
 class CompareOptions(GridOptions):
     """What to compare on what."""
 
+    name: str = field(default="compare_losses", metadata={"help": NAME_HELP})
     arms: list[str] = field(
         default_factory=lambda: [
             f"{kind}:dropout={dropout}" for dropout in DEFAULT_DROPOUTS for kind in DEFAULT_ARMS
         ],
         metadata={"help": "What to compare; the first is the baseline. " + ARM_SYNTAX},
-    )
-    name: str = field(
-        default="compare_losses",
-        metadata={"help": "Of tables and figures: OUTPUT/NAME.md, NAME-training.png..."},
     )
 
 
@@ -125,6 +129,7 @@ def main() -> None:
     setting = setting_of(options, materials)
     # Seed by seed, so that an interrupted grid has whole pairs.
     cells = [Cell(arm, seed, setting) for seed in seeds for arm in arms]
+    check_keeps(output / f"{options.name}.json", cells)
     report = GridReport(results_of(run_grid(cells, options, materials, output / "cells"), cells))
     comparisons = [
         report.compare(treated, baseline, metric)

@@ -10,7 +10,7 @@ the paper's setting for BERT-base b is 5.5 and the cosine 0.28. The best mass is
 
 Runs are kept in OUTPUT/cells and shared with compare_losses.py; OUTPUT/sweep_ratio and sweep_mass (.md,
 .json, .png, .svg) hold tables and figures, sweep_ratio-figure.json and sweep_mass-figure.json what the
-figures are drawn from.
+figures are drawn from. --name gives them another name than sweep.
 """
 
 from __future__ import annotations
@@ -29,10 +29,17 @@ from st_gsinfonce.cells import Arm, Cell
 from st_gsinfonce.experiments import run_grid
 from st_gsinfonce.figure_data import Curve, Point, SweepData
 from st_gsinfonce.figure_files import save_figure
-from st_gsinfonce.materials import GridOptions, load_materials, parse_seeds, setting_of
+from st_gsinfonce.materials import NAME_HELP, GridOptions, load_materials, parse_seeds, setting_of
 from st_gsinfonce.plots import plot_sweep
 from st_gsinfonce.provenance import describe_run
-from st_gsinfonce.report import Comparison, GridReport, markdown_table, results_of, to_json
+from st_gsinfonce.report import (
+    Comparison,
+    GridReport,
+    check_keeps,
+    markdown_table,
+    results_of,
+    to_json,
+)
 from st_gsinfonce.whole_files import write_atomically
 
 DEV = "STS-B dev"
@@ -49,6 +56,7 @@ PAPER = {
 class SweepOptions(GridOptions):
     """What to sweep."""
 
+    name: str = field(default="sweep", metadata={"help": NAME_HELP})
     sweep: str = field(default="both", metadata={"help": "ratio, mass or both."})
     ratios: list[float] = field(
         default_factory=lambda: [0, 0.5, 1, 2, 3, 4, 8, 16],
@@ -91,13 +99,16 @@ def main() -> None:
         for name, arms in chosen.items()
     }
     everything = [cell for some in cells.values() for cell in some]
+    paths = {name: output / f"{options.name}_{name}" for name in cells}
+    for name, some in cells.items():
+        check_keeps(Path(f"{paths[name]}.json"), some)
     results = run_grid(everything, options, materials, output / "cells")
     for name, some in cells.items():
         report = GridReport(results_of(results, some))
-        save(name, report, plain, output)
+        save(name, report, plain, paths[name])
 
 
-def save(name: str, report: GridReport, plain: Arm, output: Path) -> None:
+def save(name: str, report: GridReport, plain: Arm, path: Path) -> None:
     """Print and save one sweep."""
     arms = [arm for arm in report.arms if arm != plain]
     comparisons = [report.compare(arm, plain, metric) for metric in report.primary for arm in arms]
@@ -132,9 +143,8 @@ def save(name: str, report: GridReport, plain: Arm, output: Path) -> None:
         paper={f"{ratio:g}": {"Avg.": value, "source": s} for ratio, (value, s) in paper.items()},
         run=describe_run(),
     )
-    path = output / f"sweep_{name}"
-    write_atomically(path.with_suffix(".md"), text + "\n")
-    write_atomically(path.with_suffix(".json"), to_json(record))
+    write_atomically(Path(f"{path}.md"), text + "\n")
+    write_atomically(Path(f"{path}.json"), to_json(record))
     print(text)
     if not arms:
         print(f"\nSaved as {path}.md and .json; without noise to sweep there is no figure.")
@@ -213,7 +223,7 @@ def figure_data(
             xlabel="noise vectors M, as a multiple of the batch",
             title="Number of noise vectors",
             log_x=True,
-            paper_label="paper (BERT-base, a million sentences)",
+            paper_label="paper (BERT-base, a million sentences, noise at dropout 0.2)",
         )
     return SweepData(
         curves, xlabel="log mass of the noise b, nats", title="Mass of the noise", scale=plain.scale

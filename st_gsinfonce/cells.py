@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
 from sentence_transformers import SentenceTransformer
@@ -195,11 +195,11 @@ class Source:
     """Data or weights by content.
 
     Attributes:
-        name: For people; no part of a cell's key.
+        name: For people; neither part of a cell's key nor of the comparison of two sources.
         sha256: Digest of the content.
     """
 
-    name: str
+    name: str = field(compare=False)  # the same data under another name is the same
     sha256: str
 
 
@@ -246,11 +246,22 @@ class Cell:
 
     The seed decides batches, initial head, dropout masks and noise. Cells of equal seed and setting
     have the same batches and the same initial head; those of equal dropout the same masks, too.
+
+    Raises:
+        ValueError: If the arm's noise ratio gives the setting's batch no noise vector.
     """
 
     arm: Arm
     seed: int
     setting: Setting
+
+    def __post_init__(self) -> None:
+        """Check what the arm alone cannot."""
+        if self.arm.noise_ratio and round(self.arm.noise_ratio * self.setting.batch_size) == 0:
+            raise ValueError(
+                f"arm {self.arm}: {self.arm.noise_ratio:g} noise vectors per sentence of a batch of "
+                f"{self.setting.batch_size} are none; give a larger ratio, or infonce for no noise"
+            )
 
     @property
     def key(self) -> str:
@@ -276,7 +287,7 @@ class Cell:
 
 def _without_names(value: Any) -> Any:
     if isinstance(value, dict):
-        if value.keys() == {field.name for field in fields(Source)}:
+        if value.keys() == {each.name for each in fields(Source)}:
             return value["sha256"]
         return {key: _without_names(entry) for key, entry in value.items()}
     return [_without_names(entry) for entry in value] if isinstance(value, tuple) else value
@@ -292,7 +303,7 @@ class CellResult:
             "docs recall@1", as far as the setting has the data.
         dev: STS-B dev by step while training, in points.
         losses: Mean training loss by step, each over the steps since the one before.
-        statistics: Of the last batch: see ``GSInfoNCEStatistics``.
+        statistics: Of the last batch: see ``GSInfoNCEStatistics``; without those that it has none of.
         log_mass: Logarithm of the expected noise sum of a whole batch; None without noise.
         steps: Optimizer steps done.
         best_step: Step of the scored weights where the best were selected.

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,7 @@ from st_gsinfonce.whole_files import write_atomically
 
 LOGGING_STEPS = 25
 _POLL_SECONDS = 1.0
+_BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total} runs [{elapsed}<{remaining}{postfix}]"
 
 OnStep = Callable[[int, int], None]
 """Called with the steps done and the steps in all."""
@@ -127,7 +131,8 @@ def run_cell(cell: Cell, materials: Materials, on_step: OnStep | None = None) ->
     trained = time.perf_counter()
     strip_head(model)
     scores = materials.score(model)
-    history, statistics = trainer.state.log_history, loss.statistics
+    history = trainer.state.log_history
+    statistics = {} if loss.statistics is None else asdict(loss.statistics)
     dim = model.get_embedding_dimension() or 0
     best = trainer.state.best_model_checkpoint if setting.select == "best" else None
     return CellResult(
@@ -139,7 +144,8 @@ def run_cell(cell: Cell, materials: Materials, on_step: OnStep | None = None) ->
             if "eval_sts-dev_spearman_cosine" in entry
         },
         losses={int(entry["step"]): entry["loss"] for entry in history if "loss" in entry},
-        statistics=asdict(statistics) if statistics is not None else {},
+        # A last batch of one sentence has no other candidates to tell of.
+        statistics={name: value for name, value in statistics.items() if not math.isnan(value)},
         log_mass=None if arm.noise == "none" else arm.mass(dim, setting.batch_size),
         steps=trainer.state.global_step,
         best_step=int(best.rsplit("-", 1)[-1]) if best else None,
@@ -203,13 +209,24 @@ def run_grid(
     folder.mkdir(parents=True, exist_ok=True)
     pending = [cell for cell in cells if read_result(cell, folder) is None]
     devices = parse_devices(options.devices)[: len(pending)]
-    with tqdm(total=len(cells), initial=len(cells) - len(pending), unit="run") as bar:
+    with progress(len(cells), done=len(cells) - len(pending)) as bar:
         if devices:
             _run_workers(pending, options, folder, devices, bar)
         else:
             _work(pending, materials, folder, bar)
     results = {cell: read_result(cell, folder) for cell in cells}
     return {cell: result for cell, result in results.items() if result is not None}
+
+
+def progress(cells: int, done: int) -> Any:
+    """Return the bar of a grid: its runs, whole and in parts, and the time left."""
+    return tqdm(
+        total=cells,
+        initial=done,
+        bar_format=_BAR,
+        smoothing=0,  # by the mean of all runs: several may end at once
+        mininterval=_POLL_SECONDS,
+    )
 
 
 def _work(
@@ -224,6 +241,7 @@ def _work(
     while left:
         others = []
         for cell in left:
+            before = bar.n
             with _claim(cell, folder) as claimed:
                 if not claimed:
                     others.append(cell)
@@ -233,7 +251,7 @@ def _work(
                         result = replace(result, run={**result.run, "command": command})
                     write_atomically(folder / cell.file_name, result.to_json())
             if cell not in others:
-                bar.update()
+                bar.update(before + 1 - bar.n)
         if len(others) == len(left):
             time.sleep(_POLL_SECONDS)
         left = others
@@ -259,9 +277,12 @@ def _claim(cell: Cell, folder: Path) -> Iterator[bool]:
 
 
 def _show_steps(cell: Cell, bar: Any) -> OnStep:
+    before = bar.n
+
     def show(step: int, steps: int) -> None:
         doing = f"step {step}/{steps}" if step < steps else "scoring"
-        bar.set_postfix_str(f"{cell.arm}, seed {cell.seed}: {doing}")
+        bar.set_postfix_str(f"{cell.arm}, seed {cell.seed}: {doing}", refresh=False)
+        bar.update(before + step / steps - bar.n)
 
     return show
 
@@ -277,18 +298,18 @@ def _run_workers(
         "folder": os.fspath(folder),
         "command": describe_run()["command"],
     }
-    workers = [_start_worker(device, len(devices), json.dumps(plan)) for device in devices]
     left = set(pending)
-    try:
+    with ExitStack() as running:  # left early, it ends the workers: see _end_with_the_grid
+        workers = [
+            running.enter_context(_start_worker(device, len(devices), json.dumps(plan)))
+            for device in devices
+        ]
         while any(worker.poll() is None for worker in workers):
             time.sleep(_POLL_SECONDS)
             done = {cell for cell in left if (folder / cell.file_name).exists()}
             bar.update(len(done))
             left -= done
-    finally:
-        for worker in workers:
-            worker.terminate()
-    failed = [d for d, w in zip(devices, workers, strict=True) if w.wait() != 0]
+    failed = [d for d, w in zip(devices, workers, strict=True) if w.returncode != 0]
     if failed:
         raise RuntimeError(
             f"the worker on {failed[0]} failed, see above; finished runs are kept in {folder}: the same "
@@ -308,19 +329,29 @@ def _start_worker(device: str, workers: int, plan: str) -> subprocess.Popen[str]
         [sys.executable, "-m", __name__], stdin=subprocess.PIPE, text=True, env=environment
     )
     assert worker.stdin is not None
-    with worker.stdin as stdin:
-        stdin.write(plan)
+    worker.stdin.write(plan + "\n")
+    worker.stdin.flush()  # and stays open: see _end_with_the_grid
     return worker
 
 
 def _worker() -> None:
     """Work on the plan that comes by standard input."""
-    plan = json.load(sys.stdin)
+    plan = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_the_grid, daemon=True).start()
     logging.disable(logging.INFO)
     cells = [Cell.from_dict(values) for values in plan["cells"]]
     materials = load_materials(GridOptions(**plan["options"]))
     with tqdm(disable=True) as bar:
         _work(cells, materials, Path(plan["folder"]), bar, plan["command"])
+
+
+def _end_with_the_grid() -> None:
+    """End this process when the one that started it ends, killed or not: its side of the pipe closes."""
+    while os.read(
+        sys.stdin.fileno(), 1
+    ):  # not by sys.stdin, which a thread may not hold at the exit
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

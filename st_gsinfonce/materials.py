@@ -24,6 +24,7 @@ from st_gsinfonce.training import precision_arguments
 from st_gsinfonce.weights import weights_digest
 
 MINI_SENTENCES, MINI_STEPS = 512, 3
+NAME_HELP = "Of tables and figures in OUTPUT; a smoke run's end in -mini."
 
 
 def _option(default: Any, text: str) -> Any:
@@ -38,7 +39,8 @@ class GridOptions:
         "runs/experiments",
         "Folder of tables, and of OUTPUT/cells, where finished runs are kept and found again.",
     )
-    seeds: str = _option("0-4", "Seeds, as in 0-9 or 0,3,7.")
+    name: str = _option("grid", NAME_HELP)
+    seeds: str = _option("0-5", "Seeds, as in 0-9 or 0,3,7; fewer than 6 can settle nothing.")
     devices: str = _option(
         "auto",
         "auto (all GPUs, else this process), or a list: cuda:0,cuda:1. Cells run side by side.",
@@ -67,6 +69,8 @@ class GridOptions:
 
     def __post_init__(self) -> None:
         """Check what goes together; a smoke run overrides the size."""
+        if Path(self.name).name != self.name or self.name in ("", ".."):
+            raise ValueError(f"--name must be a file's name without a folder, got {self.name!r}")
         if self.select not in ("final", "best"):
             raise ValueError(f"--select must be final or best, got {self.select!r}")
         if self.select == "best" and self.sts_data == "none":
@@ -82,6 +86,7 @@ class GridOptions:
             raise ValueError(f"--column {self.column}: the embedded corpus has no columns")
         if self.mini:
             self.max_steps, self.max_sentences = MINI_STEPS, MINI_SENTENCES
+            self.name = f"{self.name.removesuffix('-mini')}-mini"
             self.seeds = ",".join(map(str, parse_seeds(self.seeds)[:2]))
 
 
@@ -189,7 +194,11 @@ def setting_of(options: GridOptions, materials: Materials) -> Setting:
     Raises:
         ValueError: For an unknown precision, or one that the hardware lacks.
     """
-    precision = precision_arguments(options.precision)  # type: ignore[arg-type]  # checked there
+    device = device_kind(parse_devices(options.devices))
+    precision = precision_arguments(
+        options.precision,  # type: ignore[arg-type]  # checked there
+        use_cpu=device == "cpu",
+    )
     return Setting(
         encoder=materials.encoder,
         corpus=materials.corpus,
@@ -202,7 +211,7 @@ def setting_of(options: GridOptions, materials: Materials) -> Setting:
         epochs=options.epochs,
         max_steps=options.max_steps,
         precision=next((name for name in ("bf16", "fp16") if precision[name]), "fp32"),
-        device=device_kind(parse_devices(options.devices)),
+        device=device,
         eval_steps=options.eval_steps,
         select=options.select,  # type: ignore[arg-type]  # checked by the options
     )

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from st_gsinfonce.cells import Arm, Cell, CellResult
@@ -97,19 +98,17 @@ class GridReport:
         return markdown_table(["Arm", "Seed", *self.metrics], rows)
 
     def provenance(self) -> str:
-        """Return the setting, versions and hardware in a few lines."""
-        setting, run = self.setting, self.results[0].run
+        """Return the setting, and all versions and hardware of the runs, in a few lines."""
+        setting = self.setting
         length = (
             f"{setting.max_steps} steps" if setting.max_steps > 0 else f"{setting.epochs:g} epoch"
         )
-        hardware = sorted(
-            {
-                r.run["hardware"]["gpu"]
-                or f"{r.run['hardware']['cpu']}, {r.run['hardware']['cores']} cores"
-                for r in self.results
-            }
-        )
-        versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
+        hardware = sorted({_hardware(result.run["hardware"]) for result in self.results})
+        numbers: dict[str, set[str]] = {}
+        for result in self.results:
+            for name, number in result.run["versions"].items():
+                numbers.setdefault(name, set()).add(number)
+        versions = ", ".join(f"{name} {' and '.join(sorted(n))}" for name, n in numbers.items())
         return (
             f"Encoder {setting.encoder.name} ({setting.encoder.sha256[:12]}), pooling {setting.pooling}, "
             f"{'train-only head' if setting.head else 'no head'}; corpus {setting.corpus.name} "
@@ -188,6 +187,39 @@ def results_of(results: Mapping[Cell, CellResult], cells: Iterable[Cell]) -> lis
 def to_json(record: Mapping[str, Any]) -> str:
     """Return a record as JSON text."""
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
+
+
+def check_keeps(path: Path, cells: Iterable[Cell]) -> None:
+    """Raise an error where a report in the file has runs that the one to come would not have.
+
+    Args:
+        path: JSON of a report; need not exist.
+        cells: Those of the report to come.
+
+    Raises:
+        FileExistsError: If the file has other runs, or is no report.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        earlier = {cell["file"] for arm in record["arms"] for cell in arm["cells"]}
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError) as error:
+        raise FileExistsError(
+            f"{path} exists and is no report ({error!r}): move it away, or choose another --name or --output"
+        ) from error
+    if lost := sorted(earlier - {cell.file_name for cell in cells}):
+        raise FileExistsError(
+            f"{path} reports {len(lost)} runs that these options leave out, such as {lost[0]}: choose "
+            "another --name or --output for this report, or ask for those runs, too"
+        )
+
+
+def _hardware(hardware: Mapping[str, Any]) -> str:
+    if hardware["gpu"]:
+        return str(hardware["gpu"])
+    threads = hardware["torch_threads"]
+    return f"{hardware['cpu']}, {hardware['cores']} cores, {threads} thread{'s'[: threads != 1]}"
 
 
 def _mean_sd(mean: float, sd: float | None) -> str:

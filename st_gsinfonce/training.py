@@ -238,7 +238,7 @@ def makes_two_views(model: SentenceTransformer) -> bool:
     return not torch.equal(views[:-1], views[1:])
 
 
-def precision_arguments(precision: Precision = "auto") -> dict[str, bool]:
+def precision_arguments(precision: Precision = "auto", *, use_cpu: bool = False) -> dict[str, bool]:
     """Return the Trainer's arguments ``bf16``, ``fp16`` and ``use_cpu`` for a precision.
 
     "auto" is bfloat16 where the hardware computes it fast: on NVIDIA GPUs from Ampere on, and on CPUs
@@ -247,25 +247,28 @@ def precision_arguments(precision: Precision = "auto") -> dict[str, bool]:
 
     Args:
         precision: "auto", "bf16", "fp16" or "fp32".
+        use_cpu: Train on the CPU, also where there is a GPU.
 
     Raises:
-        ValueError: For another name, or fp16 without a GPU.
+        ValueError: For another name, or fp16 on the CPU.
     """
     if precision not in ("auto", "bf16", "fp16", "fp32"):
         raise ValueError(f'precision must be "auto", "bf16", "fp16" or "fp32", got {precision!r}')
-    gpu = torch.cuda.is_available()
+    gpu = torch.cuda.is_available() and not use_cpu
     if precision == "fp16" and not gpu:
         raise ValueError('precision "fp16" needs a GPU: use "auto", "bf16" or "fp32"')
     if precision == "auto":
-        precision = _fast_precision(gpu)
+        precision = _fast_precision(gpu, use_cpu)
     chosen = {"bf16": precision == "bf16", "fp16": precision == "fp16"}
-    return chosen if gpu or precision != "bf16" else chosen | {"use_cpu": True}
+    if use_cpu or (precision == "bf16" and not gpu):
+        chosen["use_cpu"] = True
+    return chosen
 
 
-def _fast_precision(gpu: bool) -> Precision:
+def _fast_precision(gpu: bool, use_cpu: bool) -> Precision:
     if gpu:
         return "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "fp16"
-    if torch.backends.mps.is_available():
+    if torch.backends.mps.is_available() and not use_cpu:
         return "fp32"
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "fp32"

@@ -137,6 +137,12 @@ def test_a_given_mass_is_that_of_an_incomplete_batch_too(
     assert published.noise_ratio == 3 and published.noise_weight == 1
 
 
+def test_a_ratio_that_gives_a_batch_no_vector_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0\.001 noise vectors per sentence of a batch of 64 are"):
+        Cell(Arm("sampled", 0.001), 0, SETTING)
+    assert Cell(Arm("sampled", 0.01), 0, SETTING).arm.mass(32, 64) > 0  # one vector
+
+
 def test_the_mass_of_arms() -> None:
     assert Arm().mass(384, 64) == -math.inf
     assert Arm("expected", 3.0).mass(768, 64) == pytest.approx(5.52, abs=0.005)

@@ -145,8 +145,8 @@ def test_without_matplotlib_the_tables_are_saved(
     assert "Without the figures: figures need matplotlib: pip install" in capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "cells",
-        "compare_losses.json",
-        "compare_losses.md",
+        "compare_losses-mini.json",
+        "compare_losses-mini.md",
     ]
 
 
@@ -154,8 +154,22 @@ def test_the_smoke_run(run: RunExample, flags: list[str], tmp_path: Path) -> Non
     run(*flags, "--mini", "--arms", "expected:cosine=0.5", "--seeds", "3-9", "--name", "smoke")
     names = sorted(path.name for path in (tmp_path / "out" / "cells").iterdir())
     assert len(names) == 2 and all(name.startswith("expected-b10-") for name in names)
-    text = (tmp_path / "out" / "smoke.md").read_text(encoding="utf-8")
+    text = (tmp_path / "out" / "smoke-mini.md").read_text(encoding="utf-8")
     assert "There is one arm only" in text and "3 steps" in text
+
+
+def test_a_report_is_not_replaced_by_one_without_its_runs(
+    run: RunExample, flags: list[str], tmp_path: Path
+) -> None:
+    run(*flags, "--arms", "infonce", "sampled", "--mini")
+    report = (tmp_path / "out" / "compare_losses-mini.json").read_bytes()
+    for fewer in (["--arms", "infonce"], ["--arms", "infonce", "sampled", "--learning-rate", "1"]):
+        with pytest.raises(
+            SystemExit, match=r"compare_losses-mini\.json reports [24] runs that .* --name"
+        ):
+            run(*flags, *fewer, "--mini")
+    assert len(list(tmp_path.glob("out/cells/*.json"))) == 4  # it said so before any training
+    assert (tmp_path / "out" / "compare_losses-mini.json").read_bytes() == report
 
 
 @pytest.mark.parametrize(
@@ -171,6 +185,8 @@ def test_the_smoke_run(run: RunExample, flags: list[str], tmp_path: Path) -> Non
         (["--model", "no/such-model"], "no/such-model"),
         (["--pooling", "first"], "pooling must be"),
         (["--batch-size", "100"], "fewer than one batch"),
+        (["--name", "../elsewhere"], "--name must be a file's name"),
+        (["--arms", "infonce", "sampled:ratio=0.01"], "0.01 noise vectors per sentence"),
     ],
 )
 def test_what_is_wrong_ends_with_a_reason(

@@ -7,6 +7,7 @@
 - A grid that is killed in the middle of a cell ends, started again, with the numbers of one never killed.
 - No cell is run by two processes at once, and a dead process holds nothing.
 - A result names no folder of the machine.
+- Workers end with the grid that started them; progress counts the steps of a cell.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from st_gsinfonce.materials import (
     Materials,
     setting_of,
 )
+from st_gsinfonce.report import GridReport
 from st_gsinfonce.whole_files import write_atomically
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -151,6 +153,31 @@ def test_a_cell_holds_what_a_reader_needs(
         assert str(path) not in text.replace(json.dumps(result.run["command"]), "")
     assert result.cell.setting.corpus.name == "corpus.txt"
     assert result.cell.setting.encoder.name == tiny_bert.name
+
+
+def test_a_last_batch_of_one_sentence_is_no_obstacle(
+    grid_options: GridOptions, quick: Materials, tmp_path: Path
+) -> None:
+    grid_options.batch_size = 23  # of 70 sentences
+    cell = Cell(Arm("sampled", 3.0), 0, setting_of(grid_options, quick))
+    result = run_grid([cell], grid_options, quick, tmp_path)[cell]
+    assert result.steps == 4 and result.statistics["noise_share"] > 0
+    assert "negative_cosine" not in result.statistics  # there was no other candidate
+
+
+def test_a_renamed_corpus_changes_nothing(
+    grid_options: GridOptions, quick: Materials, counted: list[Cell], tmp_path: Path
+) -> None:
+    grid_options.max_steps = 2
+    renamed = replace(quick, corpus=replace(quick.corpus, name="other.txt"))
+    first, second = (
+        [Cell(arm, 0, setting_of(grid_options, each)) for arm in ARMS[:count]]
+        for each, count in ((quick, 1), (renamed, 2))
+    )
+    run_grid(first, grid_options, quick, tmp_path)
+    results = run_grid(second, grid_options, renamed, tmp_path)
+    assert len(counted) == 2
+    assert len(GridReport(results.values()).arms) == 2  # one setting
 
 
 @pytest.mark.slow
@@ -409,6 +436,44 @@ def test_workers_give_the_same_numbers(
         assert there[cell].weights_sha256 == here[cell].weights_sha256
         assert there[cell].run["command"] == here[cell].run["command"]  # what the user typed
     assert len(list((tmp_path / "there").iterdir())) == len(cells)
+
+
+@pytest.mark.slow  # three processes, each of which imports everything anew
+def test_workers_end_with_a_killed_grid(grid_options: GridOptions, tmp_path: Path) -> None:
+    words = [*command(grid_options, tmp_path, 100_000), "--devices", "cpu,cpu"]
+    grid = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while len(locks := list((tmp_path / "cells").glob(".*.lock"))) < 2:  # two cells are trained
+        assert time.monotonic() < deadline and grid.poll() is None
+        time.sleep(0.05)
+    grid.kill()
+    grid.wait()
+    for lock in locks:
+        with FileLock(lock, timeout=60):  # who held it is gone
+            pass
+
+
+def test_progress_counts_steps_and_tells_the_time_left(
+    grid_options: GridOptions, quick: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = setting_of(grid_options, quick)
+    cells = [Cell(arm, 0, setting) for arm in ARMS[:2]]
+    made = {cell: run_cell(cell, quick) for cell in cells}
+    seen: list[tuple[float, str]] = []
+
+    def run(cell: Cell, materials: Materials, on_step: experiments.OnStep) -> CellResult:
+        for step in (1, 2, 3, 4):
+            time.sleep(0.01)
+            on_step(step, 4)
+            seen.append((bar.n, str(bar)))
+        return made[cell]
+
+    monkeypatch.setattr(experiments, "run_cell", run)
+    with experiments.progress(3, done=1) as bar:
+        experiments._work(cells, quick, tmp_path, bar)
+    assert [n for n, _ in seen] == [1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3]
+    assert "1.2/3 runs" in seen[0][1] and "<00:00" in seen[0][1] and "step 1/4" in seen[0][1]
+    assert "scoring" in seen[3][1] and bar.n == 3
 
 
 @pytest.mark.slow  # a worker process, which imports everything anew

@@ -64,7 +64,11 @@ def test_options_that_do_not_go_together(corpus_of_70: Path) -> None:
         GridOptions(select="best")
     with pytest.raises(ValueError, match="--select must be"):
         GridOptions(select="last")
+    for name in ("", "../grid", "a/b", ".."):
+        with pytest.raises(ValueError, match="--name must be a file's name"):
+            GridOptions(name=name)
     mini = GridOptions(mini=True, seeds="4-9")
+    assert mini.name == "grid-mini"
     assert (mini.max_steps, mini.max_sentences, mini.seeds) == (3, 512, "4,5")
 
 

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from test_cells import SETTING, result_of
 
 from st_gsinfonce.cells import Arm, Cell, CellResult
-from st_gsinfonce.report import GridReport, markdown_comparisons, markdown_table, to_json
+from st_gsinfonce.report import (
+    GridReport,
+    check_keeps,
+    markdown_comparisons,
+    markdown_table,
+    to_json,
+)
 from st_gsinfonce.significance import paired_difference
 
 PLAIN, NOISY, WIDE = Arm(), Arm("expected", 0.0, 10.0), Arm(dropout=0.2)
@@ -22,7 +29,7 @@ SCORES = {PLAIN: [70.0, 71.0, 75.0], NOISY: [71.0, 73.0, 78.0], WIDE: [70.5]}
 RUN = {
     "command": "python x.py",
     "versions": {"python": "3.11", "torch": "2.13"},
-    "hardware": {"gpu": None, "cpu": "A CPU", "cores": 2},
+    "hardware": {"gpu": None, "cpu": "A CPU", "cores": 2, "torch_threads": 1},
 }
 
 
@@ -79,7 +86,9 @@ def test_markdown(report: GridReport) -> None:
     assert rows[2].startswith("| GS expected, b = 10, dropout 0.1 | InfoNCE, dropout 0.1 | Avg. ")
     assert "| +2.00 | +1.00 to +3.00 | 0.250 | 3 |" in rows[2]
     assert rows[3].endswith("| +0.50 |  |  | 1 |  |")  # one seed has no interval
-    assert "A CPU, 2 cores" in report.provenance() and "torch 2.13" in report.provenance()
+    assert (
+        "A CPU, 2 cores, 1 thread." in report.provenance() and "torch 2.13" in report.provenance()
+    )
     assert markdown_table(["a", "b"], [["1", "2"]]) == "| a | b |\n|:---|---:|\n| 1 | 2 |"
 
 
@@ -96,6 +105,34 @@ def test_json_holds_everything(report: GridReport) -> None:
     assert first["more_seeds"] == comparisons[0].difference.more_seeds
     assert second["p_value"] is None and second["low"] is None  # one seed: JSON has no NaN
     assert record["setting"]["batch_size"] == 64
+
+
+def test_every_version_and_hardware_is_told() -> None:
+    other = {
+        **RUN,
+        "versions": {"python": "3.11", "torch": "2.14"},
+        "hardware": {"gpu": None, "cpu": "A CPU", "cores": 2, "torch_threads": 2},
+    }
+    first, *rest = results()
+    text = GridReport([replace(first, run=other), *rest]).provenance()
+    assert "python 3.11, torch 2.13 and 2.14." in text
+    assert "A CPU, 2 cores, 1 thread; A CPU, 2 cores, 2 threads." in text
+
+
+def test_a_report_keeps_the_runs_of_the_one_before(tmp_path: Path, report: GridReport) -> None:
+    path = tmp_path / "grid.json"
+    cells = [result.cell for result in report.results]
+    check_keeps(path, [])  # there is none
+    path.write_text(to_json(report.to_dict([])), encoding="utf-8")
+    check_keeps(path, [*cells, Cell(PLAIN, 9, SETTING)])
+    with pytest.raises(
+        FileExistsError, match=f"reports 1 runs .*{cells[0].file_name}: choose another"
+    ):
+        check_keeps(path, cells[1:])
+    for text in ("no JSON", "[]", "{}", '{"arms": [{"cells": [{}]}]}'):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(FileExistsError, match="is no report .*move it away"):
+            check_keeps(path, cells)
 
 
 def test_settings_do_not_mix() -> None:

@@ -126,7 +126,7 @@ def test_the_best_mass_is_chosen_on_dev_alone(
             made = result_of(Cell(arm, seed, SETTING), **scores)
             mass = replace(made, run=RUN, log_mass=arm.log_mass)
             results.append(mass)
-    module["save"]("mass", GridReport(results), plain, tmp_path)
+    module["save"]("mass", GridReport(results), plain, tmp_path / "sweep_mass")
     record = json.loads((tmp_path / "sweep_mass.json").read_text(encoding="utf-8"))
     assert record["best"]["arm"] == "expected:b=12,dropout=0.1"
     assert "b = 12, a virtual negative of cosine 0.6 (81.50)" in capsys.readouterr().out
@@ -146,8 +146,8 @@ def test_without_matplotlib_the_tables_are_saved(
     assert "without the figure: figures need matplotlib" in capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "cells",
-        "sweep_mass.json",
-        "sweep_mass.md",
+        "sweep-mini_mass.json",
+        "sweep-mini_mass.md",
     ]
 
 

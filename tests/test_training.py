@@ -460,6 +460,21 @@ def test_precision_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert precision_arguments("fp32") == {"bf16": False, "fp16": False}
 
 
+def test_the_cpu_s_precision_is_the_cpu_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a GPU that computes float16, and a chip of Apple's."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    for capable in (True, False):
+        monkeypatch.setattr(
+            torch.cpu, "get_capabilities", lambda c=capable: {"avx512_bf16": c}, raising=False
+        )
+        expected = {"bf16": capable, "fp16": False, "use_cpu": True}
+        assert precision_arguments(use_cpu=True) == expected
+    with pytest.raises(ValueError, match="needs a GPU"):
+        precision_arguments("fp16", use_cpu=True)
+
+
 def test_resuming_and_overwriting_exclude_each_other(
     encoder, sentences, training_arguments, tmp_path
 ) -> None:
