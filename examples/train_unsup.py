@@ -4,8 +4,7 @@
     python examples/train_unsup.py --corpus sentences.txt --output runs/mine --resume
     torchrun --nproc-per-node 4 examples/train_unsup.py --corpus sentences.txt --output runs/mine \
         --per-device-train-batch-size 16 --gather-across-devices
-    python examples/train_unsup.py --recipe bert-base-script --output runs/paper \
-        --corpus princeton-nlp/datasets-for-simcse
+    python examples/train_unsup.py --recipe bert-base-script --output runs/paper
     python examples/train_unsup.py --help    # every setting, those of the Trainer included
 
 The defaults are the paper's for BERT-base: [CLS] through a train-only head, 32 tokens, batch 64, learning
@@ -13,7 +12,8 @@ rate 3e-5, one epoch, temperature 0.05, three times as many noise vectors as sen
 best checkpoint by STS-B dev every 125 steps. On several devices each process takes a batch of its own:
 with --gather-across-devices all of them together are one batch of the loss. OUTPUT/encoder holds the
 result, which sentence-transformers alone loads; OUTPUT/checkpoints what is needed to resume;
-OUTPUT/run.json the settings. --recipe starts from published settings instead, which flags override.
+OUTPUT/run.json the settings. --recipe starts from published settings instead, which flags override; its
+corpus is the published one, a million sentences from the hub, unless --corpus names another.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from st_gsinfonce import (
 )
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.recipes import RECIPES, Recipe, get_recipe, record_in_card
+from st_gsinfonce.sources import WIKI1M
 from st_gsinfonce.whole_files import write_atomically
 
 SIMILARITIES = {"cos": cos_sim, "dot": dot_score}
@@ -56,10 +57,14 @@ SIMILARITIES = {"cos": cos_sim, "dot": dot_score}
 class UnsupArguments:
     """What to train on what, and the loss."""
 
-    corpus: str = field(
-        metadata={"help": "File (txt, csv, tsv, jsonl, parquet), folder of files, or hub dataset."}
-    )
     output: str = field(metadata={"help": "Folder of the run."})
+    corpus: str | None = field(
+        default=None,
+        metadata={
+            "help": "File (txt, csv, tsv, jsonl, parquet), folder of files, or hub dataset; with --recipe "
+            f"{WIKI1M} by default."
+        },
+    )
     recipe: str | None = field(
         default=None, metadata={"help": f"Published settings: {', '.join(RECIPES)}."}
     )
@@ -122,7 +127,7 @@ def parse_arguments() -> tuple[UnsupArguments, SentenceTransformerTrainingArgume
     """Parse both dataclasses; ours come first, since the Trainer's defaults depend on them."""
     ours = HfArgumentParser(UnsupArguments, add_help=False, allow_abbrev=False)
     if {"-h", "--help"} & set(sys.argv):
-        settings = UnsupArguments(corpus="", output="OUTPUT")
+        settings = UnsupArguments(output="OUTPUT")
     else:
         settings, _ = ours.parse_args_into_dataclasses(return_remaining_strings=True)
     recipe = None if settings.recipe is None else get_recipe(settings.recipe)
@@ -153,12 +158,21 @@ def parse_arguments() -> tuple[UnsupArguments, SentenceTransformerTrainingArgume
     if recipe is not None:
         parser.set_defaults(**recipe_defaults(recipe, settings))
     settings, arguments = parser.parse_args_into_dataclasses()
+    if settings.corpus is None:
+        raise ValueError(
+            "--corpus is missing: give a file or folder of sentences or a hub dataset, or a --recipe"
+        )
     return settings, arguments
 
 
 def recipe_defaults(recipe: Recipe, settings: UnsupArguments) -> dict[str, Any]:
     """Return what the recipe sets, but for what goes with flags that were typed."""
-    defaults = {"model": recipe.model, **recipe.encoder_arguments(), **recipe.loss_arguments()}
+    defaults = {
+        "corpus": WIKI1M,
+        "model": recipe.model,
+        **recipe.encoder_arguments(),
+        **recipe.loss_arguments(),
+    }
     defaults |= recipe.trainer_arguments()
     if settings.eval_data == "none":
         for name in (
@@ -181,18 +195,22 @@ def recipe_changes(
 ) -> dict[str, Any]:
     """Return the settings in which the run differs from its recipe."""
     used = {**arguments.to_dict(), **vars(settings)}  # to_dict has plain values
-    wanted = recipe_defaults(recipe, UnsupArguments(corpus="", output="")) | {
+    used["processes"] = arguments.world_size
+    wanted = recipe_defaults(recipe, UnsupArguments(output="")) | {
         "max_steps": -1,
         "max_sentences": None,
         "noise": "sampled",
         "noise_weight": 1.0,
+        "noise_mean": 0.0,
         "virtual_cosine": None,
+        "similarity": "cos",
+        "gradient_accumulation_steps": 1,
+        "processes": 1,
     }
     changes = {name: used[name] for name, value in wanted.items() if used[name] != value}
-    if "model" in changes and Path(changes["model"]).is_dir():
-        changes["model"] = Path(
-            changes["model"]
-        ).name  # the card is no place for a machine's folders
+    for name in {"corpus", "model"} & changes.keys():
+        if Path(changes[name]).exists():  # the card is no place for a machine's folders
+            changes[name] = Path(changes[name]).name
     return changes
 
 

@@ -1,7 +1,9 @@
 """Published settings, each number with its source.
 
 Three families. What they share is SimCSE's: the [CLS] vector through a train-only head, 32 tokens, one
-epoch over a million sentences of Wikipedia, temperature 0.05, AdamW with a learning rate that falls
+epoch over a million sentences of Wikipedia (``princeton-nlp/datasets-for-simcse`` on the hub, which
+``load_sentences`` takes by that name; it drops duplicates, so that an epoch may be somewhat shorter than the
+published one), temperature 0.05, AdamW with a learning rate that falls
 linearly to 0, no warmup, no weight decay, gradients clipped at norm 1, half precision, STS-B dev every 125
 steps and the best checkpoint kept.
 
@@ -35,13 +37,6 @@ from sentence_transformers import SentenceTransformer
 SIMCSE_SOURCE = "https://github.com/princeton-nlp/SimCSE, Hyperparameters"
 SCRIPT_SOURCE = "https://github.com/caskcsg/sentemb, gsInfoNCE/run.sh"
 TEXT_SOURCE = f"https://arxiv.org/abs/2109.04321; batch and learning rate: {SCRIPT_SOURCE}"
-
-WIKI1M = "princeton-nlp/datasets-for-simcse"
-"""The hub dataset with the million sentences that all of them train on.
-
-``load_sentences`` takes this name, or a file of the same lines; it drops duplicates, so that an epoch may be
-somewhat shorter than the published one.
-"""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,12 @@ logger = logging.getLogger(__name__)
 FILE_TYPES = (".txt", ".csv", ".tsv", ".jsonl", ".parquet")
 """The files that are read; all but parquet may be gzipped (``.txt.gz``)."""
 
+WIKI1M = "princeton-nlp/datasets-for-simcse"
+"""The hub dataset with the million sentences of Wikipedia that SimCSE and its successors train on."""
+
+# Where the sentences are in a dataset of several kinds of files, of which `datasets` would choose one.
+_SENTENCES_OF = {WIKI1M: "wiki1m_for_simcse.txt"}
+
 # Columns that are taken unasked where exactly one of them is there among several.
 _USUAL_COLUMNS = ("text", "sentence")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -340,7 +346,11 @@ def _load_from_hub(name: str, config: str | None, split: str) -> Any:
         # Versions that still know scripts would ask on the terminal whether to run one. No revision is
         # pinned: texts are read, nothing is run, and whoever names a dataset means what it holds today.
         return datasets.load_dataset(  # nosec B615
-            name, config, split=split, trust_remote_code=False
+            name,
+            config,
+            split=split,
+            data_files=_SENTENCES_OF.get(name),
+            trust_remote_code=False,
         )
     except Exception as error:  # of this library and of those it reads through
         reason = f"{type(error).__name__}: {error}"

@@ -685,13 +685,45 @@ def test_a_hub_dataset_out_of_reach_says_how_to_work_offline() -> None:
 def test_a_hub_dataset_is_read_and_never_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def load_dataset(name: str, config: str | None, *, split: str, trust_remote_code: bool) -> Any:
+    def load_dataset(
+        name: str,
+        config: str | None,
+        *,
+        split: str,
+        data_files: str | None,
+        trust_remote_code: bool,
+    ) -> Any:
+        assert data_files is None  # all of them
         calls.append((name, config, split, trust_remote_code))
         return dataset()
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert load_sentences("org/name", split="dev", config="small").sentences == TEXTS
     assert calls == [("org/name", "small", "dev", False)]
+
+
+def test_simcse_s_dataset_is_its_sentences_not_its_nli_pairs(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library itself reads a folder of the same files: it alone would choose the pairs."""
+    folder = tmp_path_factory.mktemp("simcse")  # "test" in its name would be a split's
+    for name, text in (
+        ("nli_for_simcse.csv", "sent0,sent1,hard_neg\na b,c d,e f\n"),
+        ("wiki1m_for_simcse.txt", "".join(f"{text}\n" for text in TEXTS)),
+        ("senteval.tar", "no text"),
+    ):
+        (folder / name).write_text(text, encoding="utf-8")
+    load = datasets.load_dataset
+
+    def load_dataset(name: str, *args: Any, trust_remote_code: bool, **kwargs: Any) -> Any:
+        assert name == "princeton-nlp/datasets-for-simcse"
+        return load(str(folder), *args, cache_dir=str(folder.parent / "cache"), **kwargs)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert load_sentences("princeton-nlp/datasets-for-simcse").sentences == TEXTS
+    monkeypatch.setattr("st_gsinfonce.sources._SENTENCES_OF", {})
+    with pytest.raises(ValueError, match="several text columns .*sent0"):
+        load_sentences("princeton-nlp/datasets-for-simcse")
 
 
 @pytest.mark.parametrize(

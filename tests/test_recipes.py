@@ -225,8 +225,9 @@ def script(run_example: RunExample) -> RunExample:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_script_parses_a_recipe(name: str, script: RunExample) -> None:
     base, batch, rate, dropout, noise, _ = PUBLISHED[name]
-    module = script("--recipe", name, "--corpus", "c", "--output", "o", name="module")
+    module = script("--recipe", name, "--output", "o", name="module")
     settings, arguments = module["parse_arguments"]()
+    assert settings.corpus == "princeton-nlp/datasets-for-simcse"
     assert (settings.model, settings.dropout) == (base, dropout)
     assert (arguments.per_device_train_batch_size, arguments.learning_rate) == (batch, rate)
     assert (settings.noise_size, settings.noise_ratio) in ((noise, None), (None, noise / batch))
@@ -241,6 +242,14 @@ def test_the_script_parses_a_recipe(name: str, script: RunExample) -> None:
         (["--noise-size", "0"], {"noise_size": 0}),
         (["--no-head", "--dropout", "0.3"], {"head": False, "dropout": 0.3}),
         (["--max-steps", "5"], {"max_steps": 5}),
+        (
+            ["--similarity", "dot", "--gradient-accumulation-steps", "2", "--noise-mean", "0.1"],
+            {"similarity": "dot", "gradient_accumulation_steps": 2, "noise_mean": 0.1},
+        ),
+        (
+            ["--corpus", "mine.txt", "--max-sentences", "9"],
+            {"corpus": "mine.txt", "max_sentences": 9},
+        ),
         (
             ["--noise", "expected", "--virtual-cosine", "0.5"],
             {"noise": "expected", "virtual_cosine": 0.5, "noise_size": None},
@@ -261,12 +270,25 @@ def test_the_script_parses_a_recipe(name: str, script: RunExample) -> None:
 def test_flags_override_a_recipe(
     flags: list[str], changes: dict[str, Any], script: RunExample
 ) -> None:
-    given = ["--recipe", "bert-base-script", "--corpus", "c", "--output", "o"]
+    given = ["--recipe", "bert-base-script", "--output", "o"]
     module = script(*given, *flags, name="module")
     settings, arguments = module["parse_arguments"]()
     recipe = get_recipe("bert-base-script")
     assert module["recipe_changes"](recipe, settings, arguments) == changes
     assert settings.scale == 20 and arguments.per_device_train_batch_size == 64  # the rest stays
+
+
+def test_more_processes_are_a_change(script: RunExample, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script("--recipe", "bert-base", "--output", "o", name="module")
+    settings, arguments = module["parse_arguments"]()
+    monkeypatch.setattr(type(arguments), "world_size", 4)
+    changes = module["recipe_changes"](get_recipe("bert-base"), settings, arguments)
+    assert changes == {"processes": 4}
+
+
+def test_without_a_recipe_a_corpus_is_needed(script: RunExample) -> None:
+    with pytest.raises(SystemExit, match="error: --corpus is missing: give a file"):
+        script("--output", "o")
 
 
 def test_an_unknown_recipe_ends_with_a_reason(script: RunExample) -> None:
@@ -286,9 +308,13 @@ def test_the_run_and_the_card_say_which_recipe(
     assert record["recipe"]["dropout"] == record["settings"]["dropout"] == 0.2
     assert record["recipe"]["changes"]["per_device_train_batch_size"] == 16
     assert record["loss"]["noise_size"] == 192
+    assert record["recipe"]["changes"]["corpus"] == "corpus.txt"
     card = (tmp_path / "run" / "encoder" / "README.md").read_text()
     assert "recipe:bert-base-script" in card
-    assert f"trained by the recipe bert-base-script with model={tiny_bert.name}, " in card
+    assert (
+        f"trained by the recipe bert-base-script with corpus=corpus.txt, model={tiny_bert.name}, "
+        in card
+    )
     assert "max_steps=2" in card and str(tiny_bert) not in card.partition("## Model Details")[0]
     config = json.loads((tmp_path / "run" / "encoder" / "config.json").read_text())
     assert config["hidden_dropout_prob"] == config["attention_probs_dropout_prob"] == 0.2
