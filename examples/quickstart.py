@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
-from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from transformers import HfArgumentParser, set_seed
 from transformers.utils import logging
 
@@ -35,7 +34,9 @@ from st_gsinfonce import (
     precision_arguments,
     save_encoder,
 )
+from st_gsinfonce.materials import docs_evaluator
 from st_gsinfonce.provenance import describe_run
+from st_gsinfonce.whole_files import write_atomically
 
 QUERY = "How do I parse the arguments of the command line?"
 
@@ -65,17 +66,7 @@ class Measurement:
     """The evaluations of the quick start, run on one encoder after the other."""
 
     def __init__(self, pairs: tuple[tuple[str, str], ...], sts_data: str | None) -> None:
-        queries = {f"q{i}": summary for i, (summary, _) in enumerate(pairs)}
-        docs = {f"d{i}": body for i, (_, body) in enumerate(pairs)}
-        self.docs = InformationRetrievalEvaluator(
-            queries,
-            docs,
-            {f"q{i}": {f"d{i}"} for i in range(len(pairs))},
-            mrr_at_k=[10],
-            precision_recall_at_k=[1],
-            name="docs",
-            write_csv=False,
-        )
+        self.docs = docs_evaluator(pairs)
         self.sts = STSEvaluator(data_dir=sts_data, write_csv=False) if sts_data else None
         self.rows: list[tuple[str, dict[str, float]]] = []
 
@@ -108,6 +99,10 @@ def main() -> None:
     if output.exists():
         raise FileExistsError(
             f"{output} exists and is not overwritten: give --output another folder"
+        )
+    if settings.json and Path(settings.json).exists():
+        raise FileExistsError(
+            f"{settings.json} exists and is not overwritten: give --json another file"
         )
     precision = precision_arguments(settings.precision)
     set_seed(settings.seed)
@@ -166,7 +161,8 @@ def main() -> None:
             },
             "scores": dict(measure.rows),
         }
-        Path(settings.json).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        Path(settings.json).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(settings.json), json.dumps(record, indent=2) + "\n")
 
     print(f"\n{measure.table()}\n")
     print("Scores x 100; texts are cut to 32 tokens.")
