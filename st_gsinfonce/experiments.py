@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,13 +85,19 @@ def _has_dev(setting: Setting) -> bool:
     return any(source.name == "STS" for source in setting.evaluation)
 
 
-def run_cell(cell: Cell, materials: Materials, on_step: OnStep | None = None) -> CellResult:
+def run_cell(
+    cell: Cell,
+    materials: Materials,
+    on_step: OnStep | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> CellResult:
     """Train and score one cell.
 
     Args:
         cell: What to run.
         materials: What it runs on.
         on_step: For progress.
+        folder: Where the checkpoints are while it trains; None is the system's temporary folder.
 
     Raises:
         ValueError: If the materials are not those of the cell.
@@ -117,7 +124,7 @@ def run_cell(cell: Cell, materials: Materials, on_step: OnStep | None = None) ->
     model.model_card_data.local_files_only = True
     loss = arm.build_loss(model, setting.batch_size, cell.seed)
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="gsinfonce-cell-") as scratch:
+    with tempfile.TemporaryDirectory(prefix=_scratch(cell), dir=folder) as scratch:
         trainer = build_trainer(
             model,
             materials.sentences,
@@ -156,6 +163,11 @@ def run_cell(cell: Cell, materials: Materials, on_step: OnStep | None = None) ->
         weights_sha256=weights_digest(model),
         run=describe_run(),
     )
+
+
+def _scratch(cell: Cell) -> str:
+    """How the name of the cell's temporary folder begins."""
+    return f".{cell.file_name}-"
 
 
 class _StepCallback(TrainerCallback):
@@ -246,7 +258,9 @@ def _work(
                 if not claimed:
                     others.append(cell)
                 elif read_result(cell, folder) is None:
-                    result = run_cell(cell, materials, _show_steps(cell, bar))
+                    for killed in folder.glob(f"{_scratch(cell)}*"):
+                        shutil.rmtree(killed)  # its checkpoints, which are whole models
+                    result = run_cell(cell, materials, _show_steps(cell, bar), folder)
                     if command is not None:
                         result = replace(result, run={**result.run, "command": command})
                     write_atomically(folder / cell.file_name, result.to_json())

@@ -402,6 +402,7 @@ def test_a_killed_grid_ends_as_one_never_killed(
     killed.wait()
     kept = {path: path.read_bytes() for path in cells.glob("*.json")}
     assert len(kept) == 1 and list(cells.glob(".*.lock"))  # in the middle of a cell
+    assert [path.is_dir() for path in cells.glob(".*.json-*")] == [True]  # its checkpoints' folder
     resumed = subprocess.run(run(broken), capture_output=True, text=True, check=True)
     printed = reference.communicate()[0]
     assert reference.returncode == 0
@@ -461,7 +462,7 @@ def test_progress_counts_steps_and_tells_the_time_left(
     made = {cell: run_cell(cell, quick) for cell in cells}
     seen: list[tuple[float, str]] = []
 
-    def run(cell: Cell, materials: Materials, on_step: experiments.OnStep) -> CellResult:
+    def run(cell: Cell, _: Materials, on_step: experiments.OnStep, *rest: Any) -> CellResult:
         for step in (1, 2, 3, 4):
             time.sleep(0.01)
             on_step(step, 4)
