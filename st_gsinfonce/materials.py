@@ -179,7 +179,10 @@ def load_materials(options: GridOptions) -> Materials:
 
     return Materials(
         encoder_path=path,
-        encoder=Source(_name(options.model, "all-MiniLM-L6-v2 (embedded)"), _encoder_digest(path)),
+        encoder=Source(
+            _name(options.model, "all-MiniLM-L6-v2 (embedded)"),
+            _encoder_digest(path, own_pooling=options.pooling == "model"),
+        ),
         sentences=sentences,
         corpus=Source(_name(options.corpus, "Python docs (embedded)"), _digest(sentences)),
         evaluation=tuple(sources),
@@ -272,8 +275,15 @@ def _sts_digest(folder: str | None) -> str:
     return _digest(read_pairs(folder, *split) if folder else hub_pairs(*split) for split in splits)
 
 
-def _encoder_digest(path: str) -> str:
-    return weights_digest(load_encoder(path, device="cpu"))
+def _encoder_digest(path: str, *, own_pooling: bool) -> str:
+    model = load_encoder(path, device="cpu")
+    weights = weights_digest(model)
+    if not own_pooling:
+        return weights
+    # Modules that are kept decide as much as the weights, which these have none of.
+    return _digest(
+        [weights, *((type(m).__name__, getattr(m, "pooling_mode", None)) for m in model)]
+    )
 
 
 def _name(value: str, embedded: str) -> str:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import make_sentences
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 from st_gsinfonce import materials
 from st_gsinfonce.materials import (
@@ -92,6 +93,22 @@ def test_the_embedded_corpus_is_scored_by_retrieval(
     texts = make_sentences(5)
     found = docs_evaluator(zip(texts, texts, strict=True))(model)
     assert found["docs_cosine_mrr@10"] == found["docs_cosine_recall@1"] == 1  # itself is nearest
+
+
+def test_an_encoder_s_own_pooling_is_part_of_it(
+    grid_options: GridOptions, tiny_bert: Path, tmp_path: Path
+) -> None:
+    model = SentenceTransformer(str(tiny_bert), device="cpu")
+    digests = {}
+    for mode in ("cls", "mean"):
+        width = model.get_embedding_dimension()
+        other = SentenceTransformer(modules=[model[0], Pooling(width, mode)], device="cpu")
+        other.save(str(tmp_path / mode))
+        for pooling in ("model", "cls"):
+            options = replace(grid_options, model=str(tmp_path / mode), pooling=pooling)
+            digests[mode, pooling] = load_materials(options).encoder.sha256
+    assert digests["cls", "cls"] == digests["mean", "cls"]  # which replaces it
+    assert len(set(digests.values())) == 3
 
 
 def test_the_data_are_known_by_content(
