@@ -14,17 +14,15 @@ seed by seed, and compare_losses-training, loss and STS-B dev by step.
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from datasets import disable_progress_bars
-from transformers import HfArgumentParser
 from transformers.utils import logging
 
 from st_gsinfonce.cells import ARM_SYNTAX, Arm, Cell
+from st_gsinfonce.command_line import parser_of, run
 from st_gsinfonce.experiments import run_grid
 from st_gsinfonce.figure_data import ComparisonData, TrainingData
 from st_gsinfonce.figure_files import save_figure
@@ -117,9 +115,7 @@ def save_figures(report: GridReport, comparisons: list[Comparison], path: Path) 
 
 def main() -> None:
     """Run, compare, print, save."""
-    (options,) = HfArgumentParser(
-        CompareOptions, description=__doc__, allow_abbrev=False
-    ).parse_args_into_dataclasses()
+    (options,) = parser_of(CompareOptions, __doc__).parse_args_into_dataclasses()
     disable_progress_bars()
     logging.disable_progress_bar()  # of loading; the grid's own bar stays
     arms = list(dict.fromkeys(map(Arm.parse, options.arms)))
@@ -154,9 +150,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
-    try:
-        main()
-    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+    run(main)

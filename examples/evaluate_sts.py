@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import is_sentence_transformer_model, pairwise_cos_sim
 
+from st_gsinfonce.command_line import run
 from st_gsinfonce.encoder import build_encoder, load_encoder
 from st_gsinfonce.evaluation import STS_TASKS, evaluate_sts
 from st_gsinfonce.figure_data import EncoderCosines, SimilarityData
@@ -214,7 +214,4 @@ def save(data: SimilarityData, path: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OSError, ValueError, ImportError) as error:
-        sys.exit(f"error: {error}")
+    run(main)

@@ -20,13 +20,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import textwrap
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from transformers import HfArgumentParser
 from transformers.utils import logging
 
 from st_gsinfonce import build_encoder, embedded_corpus, embedded_encoder, load_sentences
@@ -37,6 +35,7 @@ from st_gsinfonce.analysis import (
     check_draws,
     probe_false_negatives,
 )
+from st_gsinfonce.command_line import parser_of, run
 from st_gsinfonce.figure_data import ProbeData, figure_data_to_json
 from st_gsinfonce.figure_files import figure_paths, require_room, save_figure
 from st_gsinfonce.plots import plot_probe
@@ -82,7 +81,7 @@ class ProbeOptions:
     )
     private: bool = field(
         default=False,
-        metadata={"help": "Save neither sentences nor folders: the worst pairs are printed alone."},
+        metadata={"help": "Save neither sentences nor folders: the worst pairs are printed only."},
     )
     overwrite: bool = field(default=False, metadata={"help": "Replace an earlier OUTPUT."})
     mini: bool = field(
@@ -169,9 +168,7 @@ def geometry_lines(geometry: Geometry) -> str:
 
 def main() -> None:
     """Load, encode, probe, print, save."""
-    (options,) = HfArgumentParser(
-        ProbeOptions, description=__doc__, allow_abbrev=False
-    ).parse_args_into_dataclasses()
+    (options,) = parser_of(ProbeOptions, __doc__).parse_args_into_dataclasses()
     logging.disable_progress_bar()  # of loading; the encoding's own bar stays
     require_room(options.output, "--output", overwrite=options.overwrite)
     sentences, corpus_name, report = load_corpus(options)
@@ -229,7 +226,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+    run(main)

@@ -12,15 +12,13 @@ one of ``hf auth login``, or HF_TOKEN; it is no argument, since others can see a
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from safetensors import SafetensorError
-from transformers import HfArgumentParser
 from transformers.utils import logging
 
 from st_gsinfonce import STSResults, build_encoder, evaluate_sts, load_encoder, push_encoder
+from st_gsinfonce.command_line import parser_of, run
 
 
 @dataclass
@@ -83,9 +81,7 @@ def scores(
 
 def main() -> None:
     """Score if asked to, then push; or show what would be pushed."""
-    (settings,) = HfArgumentParser(
-        PushArguments, description=__doc__, allow_abbrev=False
-    ).parse_args_into_dataclasses()
+    (settings,) = parser_of(PushArguments, __doc__).parse_args_into_dataclasses()
     logging.disable_progress_bar()
     results, baseline = scores(settings)
     pushed = push_encoder(
@@ -108,7 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OSError, ValueError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
-        sys.exit(f"error: {error}")
+    run(main)

@@ -1,18 +1,18 @@
-"""Train a sentence encoder by GS-InfoNCE in three minutes: no arguments, no network, no GPU needed.
+"""Train a sentence encoder by GS-InfoNCE in three to six minutes: no arguments, no network, no GPU.
 
     python examples/quickstart.py
     python examples/quickstart.py --max-steps 5                  # a smoke run
     python examples/quickstart.py --sts-data FOLDER              # also on STS-B, from TASK/SPLIT.jsonl
 
-The start is a small encoder's [CLS] vector, which was never trained (the encoder pools by mean), so it
-stands in for a raw pre-trained one. The sentences are those of Python's own documentation. Both are
-measured on held-out documentation: does the summary line of a docstring find the text that follows it?
+The start is a small encoder's [CLS] vector, which was not trained to stand for a sentence (the encoder
+pools by mean): it plays the raw pre-trained encoder. The sentences are those of Python's own
+documentation. Both are measured on held-out documentation: does the summary line of a docstring find the
+text that follows it?
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
-from transformers import HfArgumentParser, set_seed
+from transformers import set_seed
 from transformers.utils import logging
 
 from st_gsinfonce import (
@@ -34,6 +34,7 @@ from st_gsinfonce import (
     precision_arguments,
     save_encoder,
 )
+from st_gsinfonce.command_line import parser_of, run
 from st_gsinfonce.materials import docs_evaluator
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.whole_files import write_atomically
@@ -93,7 +94,7 @@ class Measurement:
 
 def main() -> None:
     """Evaluate, train, evaluate, save, reload, search."""
-    (settings,) = HfArgumentParser(QuickstartArguments).parse_args_into_dataclasses()
+    (settings,) = parser_of(QuickstartArguments, __doc__).parse_args_into_dataclasses()
     started = time.perf_counter()
     output = Path(settings.output)
     if output.exists():
@@ -195,7 +196,4 @@ def nearest(
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+    run(main)

@@ -15,17 +15,15 @@ figures are drawn from. --name gives them another name than sweep.
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from datasets import disable_progress_bars
-from transformers import HfArgumentParser
 from transformers.utils import logging
 
 from st_gsinfonce.cells import Arm, Cell
+from st_gsinfonce.command_line import parser_of, run
 from st_gsinfonce.experiments import run_grid
 from st_gsinfonce.figure_data import Curve, Point, SweepData
 from st_gsinfonce.figure_files import save_figure
@@ -71,9 +69,7 @@ class SweepOptions(GridOptions):
 
 def main() -> None:
     """Run both sweeps as one grid, then print and save each."""
-    (options,) = HfArgumentParser(
-        SweepOptions, description=__doc__, allow_abbrev=False
-    ).parse_args_into_dataclasses()
+    (options,) = parser_of(SweepOptions, __doc__).parse_args_into_dataclasses()
     disable_progress_bars()
     logging.disable_progress_bar()  # of loading; the grid's own bar stays
     if options.sweep not in ("ratio", "mass", "both"):
@@ -231,9 +227,4 @@ def figure_data(
 
 
 if __name__ == "__main__":
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
-    try:
-        main()
-    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+    run(main)

@@ -27,7 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.util import cos_sim, dot_score
 from transformers import HfArgumentParser, set_seed
@@ -45,6 +44,7 @@ from st_gsinfonce import (
     precision_arguments,
     save_encoder,
 )
+from st_gsinfonce.command_line import parser_of, run
 from st_gsinfonce.provenance import describe_run
 from st_gsinfonce.recipes import RECIPES, Recipe, get_recipe, record_in_card
 from st_gsinfonce.sources import WIKI1M
@@ -80,7 +80,9 @@ class UnsupArguments:
         default="cls", metadata={"help": "cls, mean, ..., or 'model' to keep the model's own."}
     )
     max_seq_length: int = field(default=32, metadata={"help": "Tokens of a text that are read."})
-    dropout: float | None = field(default=None, metadata={"help": "Default: the model's own."})
+    dropout: float | None = field(
+        default=None, metadata={"help": "Of every dropout; None: the model's own."}
+    )
     head: bool = field(default=True, metadata={"help": "Train through SimCSE's train-only head."})
     precision: str = field(default="auto", metadata={"help": "auto, bf16, fp16 or fp32."})
     eval_data: str = field(
@@ -99,7 +101,10 @@ class UnsupArguments:
         default="sampled", metadata={"help": "sampled, or expected: the closed form."}
     )
     noise_ratio: float | None = field(
-        default=None, metadata={"help": "Noise vectors per sentence of a batch. Default: 3."}
+        default=None,
+        metadata={
+            "help": "Noise vectors per sentence of a batch; without any of the three flags for it, 3."
+        },
     )
     noise_size: int | None = field(default=None, metadata={"help": "Noise vectors; 0: none."})
     noise_weight: float = field(default=1.0, metadata={"help": "Weight of the noise's sum."})
@@ -108,7 +113,7 @@ class UnsupArguments:
     virtual_cosine: float | None = field(
         default=None, metadata={"help": "Mass of expected noise, as one negative with this cosine."}
     )
-    noise_seed: int | None = field(default=None, metadata={"help": "Default: --seed."})
+    noise_seed: int | None = field(default=None, metadata={"help": "None: that of --seed."})
     similarity: str = field(default="cos", metadata={"help": "cos or dot."})
     gather_across_devices: bool = field(
         default=False, metadata={"help": "Negatives from all devices."}
@@ -131,11 +136,7 @@ def parse_arguments() -> tuple[UnsupArguments, SentenceTransformerTrainingArgume
     else:
         settings, _ = ours.parse_args_into_dataclasses(return_remaining_strings=True)
     recipe = None if settings.recipe is None else get_recipe(settings.recipe)
-    parser = HfArgumentParser(
-        (UnsupArguments, SentenceTransformerTrainingArguments),
-        description=__doc__,
-        allow_abbrev=False,
-    )
+    parser = parser_of((UnsupArguments, SentenceTransformerTrainingArguments), __doc__)
     parser.set_defaults(
         output_dir=str(Path(settings.output) / "checkpoints"),
         per_device_train_batch_size=64,
@@ -377,8 +378,4 @@ def write_settings(path: Path, settings: dict[str, Any], *, resumed: bool, repla
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OSError, ValueError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
-        notes = getattr(error, "__notes__", [])  # what to do, where the library knows
-        sys.exit("\n".join([f"error: {error}", *notes]))
+    run(main)
