@@ -53,6 +53,12 @@ if TYPE_CHECKING:
 _NO_MTEB = 'the STS tasks are scored by MTEB: pip install "st_gsinfonce[eval]"'
 
 
+def require_mteb() -> None:
+    """Raise an ImportError that says what to install, unless MTEB can be imported."""
+    if find_spec("mteb") is None:  # looked for, not imported: that would seed the generators
+        raise ImportError(_NO_MTEB)
+
+
 def evaluate_sts(
     model: SentenceTransformer,
     tasks: Sequence[str] = STS_TASKS,
@@ -94,9 +100,8 @@ def evaluate_sts(
     Raises:
         ImportError: If MTEB is not installed.
         FileNotFoundError: If ``data_dir`` lacks a task; the message names it.
-        ValueError: On an unknown task, a malformed row (named by file and line), a name with more than
-            one slash, or embeddings that are NaN, infinite or all the same (the message names the
-            model).
+        ValueError: On no task or an unknown one, a malformed row (named by file and line), a name with more
+            than one slash, or embeddings that are NaN, infinite or all the same (naming the model).
 
     Warns:
         UserWarning: If a split does not have the published number of pairs. MTEB itself warns that
@@ -172,8 +177,8 @@ class STSEvaluator(EmbeddingSimilarityEvaluator):
 
     Raises:
         FileNotFoundError: If ``data_dir`` lacks the split.
-        ValueError: On a malformed row; and, when called, on embeddings that are NaN, infinite or all
-            the same.
+        ValueError: On an unknown task, a malformed row, or gold scores that are all the same; and, when
+            called, on embeddings that are NaN, infinite or all the same.
 
     Warns:
         UserWarning: If the split does not have the published number of pairs.
@@ -278,8 +283,7 @@ class STSEvaluationCallback(TrainerCallback):
         data_dir: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        if find_spec("mteb") is None:  # looked for, not imported: that would seed the generators
-            raise ImportError(_NO_MTEB)
+        require_mteb()
         if data_dir is not None:
             for task in tasks:
                 read_pairs(data_dir, task, "test")

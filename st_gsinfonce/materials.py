@@ -18,13 +18,13 @@ from st_gsinfonce.cells import Setting, Source
 from st_gsinfonce.corpus import load_sentences
 from st_gsinfonce.embedded import embedded_corpus
 from st_gsinfonce.encoder import embedded_encoder, load_encoder
-from st_gsinfonce.evaluation import STS_TASKS, STSEvaluator, evaluate_sts
+from st_gsinfonce.evaluation import STS_TASKS, STSEvaluator, evaluate_sts, require_mteb
 from st_gsinfonce.sts_data import hub_pairs, read_pairs
 from st_gsinfonce.training import precision_arguments
 from st_gsinfonce.weights import weights_digest
 
 MINI_SENTENCES, MINI_STEPS = 512, 3
-NAME_HELP = "Of tables and figures in OUTPUT; a smoke run's end in -mini."
+NAME_HELP = "File name of tables and figures in OUTPUT; --mini appends -mini."
 
 
 def _option(default: Any, text: str) -> Any:
@@ -143,7 +143,7 @@ def load_materials(options: GridOptions) -> Materials:
     """Load what the options name.
 
     Raises:
-        ImportError: If the embedded encoder or MTEB is asked for and not installed.
+        ImportError: If the embedded encoder or the STS tasks are asked for without the package for them.
         OSError: If the encoder, the corpus or the STS data cannot be found.
         ValueError: If they are malformed.
     """
@@ -157,6 +157,7 @@ def load_materials(options: GridOptions) -> Materials:
     path = os.fspath(embedded_encoder()) if options.model == "embedded" else options.model
     dev, folder, sources = None, None, []
     if options.sts_data != "none":
+        require_mteb()  # and not after the first training
         folder = None if options.sts_data == "hub" else options.sts_data
         sources.append(Source("STS", _sts_digest(folder)))
         dev = STSEvaluator(data_dir=folder, batch_size=128, write_csv=False)

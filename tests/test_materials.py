@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,6 +94,14 @@ def test_the_embedded_corpus_is_scored_by_retrieval(
     texts = make_sentences(5)
     found = docs_evaluator(zip(texts, texts, strict=True))(model)
     assert found["docs_cosine_mrr@10"] == found["docs_cosine_recall@1"] == 1  # itself is nearest
+
+
+def test_a_missing_mteb_is_found_before_the_first_run(
+    grid_options: GridOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mteb", None)
+    with pytest.raises(ImportError, match=r"st_gsinfonce\[eval\]"):
+        load_materials(grid_options)
 
 
 def test_an_encoder_s_own_pooling_is_part_of_it(
