@@ -117,10 +117,11 @@ def load_sentences(
     line where the row begins), others by position, both from 1.
 
     Args:
-        source: A file of one of `sources.FILE_TYPES`; a folder, whose such files are all read, in sorted
-            order, subfolders and hidden files left out; ``"organisation/dataset"`` on the Hugging Face hub,
-            unless a file or folder has that name; a ``datasets.Dataset``, ``IterableDataset`` or a dict of
-            these by split; or any iterable of strings that keeps its order.
+        source: A file of one of `sources.FILE_TYPES`, gzipped (``.txt.gz``) or not; a folder, whose such
+            files are all read, in sorted order, subfolders and hidden files left out;
+            ``"organisation/dataset"`` on the Hugging Face hub, unless a file or folder has that name; a
+            ``datasets.Dataset``, ``IterableDataset`` or a dict of these by split; or any iterable of
+            strings that keeps its order.
         column: The column to read. None takes the only text column there is, else ``text`` or ``sentence``
             if exactly one of these two is there, and logs which.
         split: The split of a hub dataset or dataset dict.
@@ -137,8 +138,12 @@ def load_sentences(
         TypeError: The source or an argument has the wrong type.
         UnicodeError: A file isn't in the encoding given; a subclass of ValueError.
         ValueError: Everything else that is wrong with the source: an empty or binary or malformed file, an
-            unknown file type, a folder with nothing to read, a dataset script, a missing or ambiguous
-            column, fewer than ``min_sentences`` left. The message says what was found, where, and what to do.
+            unknown file type, a folder with nothing to read or with a Python file, a dataset script, a
+            missing or ambiguous column, fewer than ``min_sentences`` left. The message says what was
+            found, where, and what to do.
+
+    Warns:
+        UserWarning: Files of a folder are left out, as they are of another type.
     """
     _check_arguments(encoding, min_sentences, max_sentences)
     name, sources = open_source(source, column, split, config, encoding)

@@ -255,7 +255,8 @@ def build_encoder(
     Raises:
         ValueError: For a dropout out of range or of a model that has none, an unknown pooling mode, a
             new pooling for a model whose further modules depend on the old one, a head for a model
-            that does not pool, or a length for one that cuts no text.
+            that does not pool, a length below 3, above the model's positions or for one that cuts no
+            text, or a model without its tokenizer's files or with a damaged ``modules.json``.
         OSError: If the model cannot be found or reached.
     """
     if dropout is not None and not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):

@@ -149,7 +149,7 @@ def push_encoder(
         ValueError: For a repo id that is none, a visibility that the repository does not have,
             something executable, a token or a local path in a file, an encoder that does not load or
             encode as given, or scores of different tasks.
-        FileNotFoundError: If the folder or the file of the run is none.
+        FileNotFoundError: If the folder or the file of the run does not exist.
         FileExistsError: If the repository holds something and ``update`` is not set.
         PermissionError: Without a token, or with one that may not write there.
         ConnectionError: If the hub cannot be reached or the connection breaks.

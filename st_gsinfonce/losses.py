@@ -247,7 +247,7 @@ class GSInfoNCELoss(nn.Module):
             labels: Not used.
 
         Raises:
-            ValueError: For fewer than two columns.
+            ValueError: For fewer than two columns, or a model in ``DataParallel``.
         """
         if len(embeddings) < 2:
             raise ValueError(f"the loss needs anchors and positives, got {len(embeddings)} column")

@@ -190,9 +190,10 @@ def gs_infonce(
         A scalar, float32 or float64, in nats.
 
     Raises:
-        ValueError: For shapes that do not fit, an empty batch, a scale or weight that is negative or
-            not finite, a ``log_noise_mass`` that is NaN or infinite, or ``log_noise_mass`` together
-            with ``noise`` or with a ``noise_weight``, which it already contains.
+        ValueError: For shapes that do not fit, an empty batch, a scale that is not positive and finite, a
+            weight that is negative or not finite, a ``log_noise_mass`` that is NaN or plus infinity (minus
+            infinity is no noise), or ``log_noise_mass`` together with ``noise`` or with a
+            ``noise_weight``, which it already contains.
 
     Example:
         >>> import math, torch
@@ -241,7 +242,8 @@ def expected_log_noise_mass(
         The logarithm, in nats.
 
     Raises:
-        ValueError: For a dimension below 1, or a negative or not finite other argument.
+        ValueError: For a dimension below 1, a scale that is not positive, or another argument that is
+            negative or not finite.
     """
     if dim < 1:
         raise ValueError(f"dim must be at least 1, got {dim!r}")

@@ -239,11 +239,12 @@ def makes_two_views(model: SentenceTransformer) -> bool:
 
 
 def precision_arguments(precision: Precision = "auto", *, use_cpu: bool = False) -> dict[str, bool]:
-    """Return the Trainer's arguments ``bf16``, ``fp16`` and ``use_cpu`` for a precision.
+    """Return the Trainer's arguments for a precision: ``bf16``, ``fp16``, and ``use_cpu`` where it is True.
 
     "auto" is bfloat16 where the hardware computes it fast: on NVIDIA GPUs from Ampere on, and on CPUs
     with AVX512-BF16 or AMX, where torch can tell; float16 on older GPUs; else float32. The master
-    weights stay float32 in all of them, and so does the loss.
+    weights stay float32 in all of them, and so does the loss. Without an NVIDIA GPU bfloat16 is trained
+    on the CPU, also beside a GPU of Apple's.
 
     Args:
         precision: "auto", "bf16", "fp16" or "fp32".
