@@ -22,11 +22,34 @@ from st_gsinfonce.significance import paired_difference
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "examples" / "results"
+WORDS = " ".join(README.split())
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def result(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def scores_of(record: dict[str, Any]) -> dict[str, dict[int, dict[str, float]]]:
+    """Return a report's scores by arm and seed, as its cells have them."""
+    scores: dict[str, dict[int, dict[str, float]]] = {}
+    for arm in record["arms"]:
+        for cell in arm["cells"]:
+            kept = result(f"cells/{cell['file']}")
+            assert kept["scores"] == cell["scores"] and kept["cell"]["seed"] == cell["seed"]
+            scores.setdefault(arm["arm"], {})[cell["seed"]] = kept["scores"]
+    return scores
+
+
+def shown(
+    scores: dict[str, dict[int, dict[str, float]]], treated: str, baseline: str, metric: str
+) -> str:
+    """Return the difference of two arms as the README writes it."""
+    seeds = sorted(scores[baseline])
+    found = paired_difference(
+        *([scores[arm][seed][metric] for seed in seeds] for arm in (treated, baseline))
+    )
+    return f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
 
 
 def test_the_two_commands_are_there_and_ci_runs_the_second() -> None:
@@ -53,17 +76,12 @@ def test_bfloat16_costs_no_more_than_the_readme_says() -> None:
     (after,) = (label for label in half["scores"] if label.startswith("after"))
     scores = [run["scores"][after]["STS-B dev"] for run in (half, full)]
     assert abs(scores[0] - scores[1]) <= 0.3
-    assert f"STS-B dev {scores[0]:.2f} against {scores[1]:.2f}" in " ".join(README.split())
+    assert f"STS-B dev {scores[0]:.2f} against {scores[1]:.2f}" in WORDS
 
 
 def test_the_noise_s_table_is_computed_from_the_committed_cells() -> None:
     record = result("noise.json")
-    scores: dict[str, dict[int, dict[str, float]]] = {}
-    for arm in record["arms"]:
-        for cell in arm["cells"]:
-            kept = result(f"cells/{cell['file']}")
-            assert kept["scores"] == cell["scores"] and kept["cell"]["seed"] == cell["seed"]
-            scores.setdefault(arm["arm"], {})[cell["seed"]] = kept["scores"]
+    scores = scores_of(record)
     (plain, *_) = scores
     for arm in record["arms"]:
         by_seed = scores[arm["arm"]]
@@ -75,23 +93,18 @@ def test_the_noise_s_table_is_computed_from_the_committed_cells() -> None:
             [by_seed[seed]["Avg."] for seed in sorted(by_seed)],
             [scores[plain][seed]["Avg."] for seed in sorted(by_seed)],
         )
-        shown = [
+        numbers = [
             f"{difference.mean:+.2f}",
             f"{difference.low:+.2f} to {difference.high:+.2f}",
             f"{difference.p_value:.3f}",
         ]
-        row += ["", "", ""] if arm["arm"] == plain else shown
+        row += ["", "", ""] if arm["arm"] == plain else numbers
         assert f"| {' | '.join(row)} |" in README
     assert f"`{record['run']['command']}`" in README
-    words = " ".join(README.split())
     for comparison in record["comparisons"]:
-        treated, baseline = (
-            [scores[comparison[side]][seed][comparison["metric"]] for seed in sorted(scores[plain])]
-            for side in ("treated", "baseline")
-        )
-        found = paired_difference(treated, baseline)
+        arms = comparison["treated"], comparison["baseline"]
         if comparison["baseline"] != plain and comparison["metric"] == "Avg.":
-            assert f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f})" in words
+            assert shown(scores, *arms, "Avg.") in WORDS
 
 
 def test_the_sweep_s_table_is_computed_from_the_committed_cells() -> None:
@@ -134,8 +147,8 @@ def test_committed_cells_tell_where_they_ran() -> None:
 
 def test_the_probe_s_verdict_is_the_committed_result() -> None:
     record = json.loads((ROOT / "docs" / "images" / "probe.json").read_text(encoding="utf-8"))
-    assert record["verdict"] in " ".join(README.split())
-    assert record["run"]["command"] in " ".join(README.split())
+    assert record["verdict"] in WORDS
+    assert record["run"]["command"] in WORDS
     assert not any(point["pairs"] for point in record["data"]["probe"]["points"])  # not ours
 
 
