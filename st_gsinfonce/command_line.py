@@ -6,7 +6,6 @@ import argparse
 import io
 import sys
 from collections.abc import Callable
-from pickle import UnpicklingError
 from typing import Any
 
 from safetensors import SafetensorError
@@ -20,7 +19,6 @@ _USERS_ERRORS = (
     ImportError,
     RuntimeError,
     SafetensorError,
-    UnpicklingError,  # weights that are no weights: torch unpickles nothing else
 )
 
 

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pickle import UnpicklingError
 
 import pytest
 
@@ -38,7 +37,7 @@ def test_a_flag_s_beginning_is_no_flag(capsys: pytest.CaptureFixture[str]) -> No
         parser.parse_args(["--learning", "1"])
 
 
-@pytest.mark.parametrize("kind", [ValueError, FileNotFoundError, ImportError, UnpicklingError])
+@pytest.mark.parametrize("kind", [ValueError, FileNotFoundError, ImportError, RuntimeError])
 def test_an_error_of_the_user_s_ends_with_its_line(kind: type[Exception]) -> None:
     def main() -> None:
         error = kind("--corpus is missing")
