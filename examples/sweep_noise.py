@@ -58,11 +58,13 @@ class SweepOptions(GridOptions):
     sweep: str = field(default="both", metadata={"help": "ratio, mass or both."})
     ratios: list[float] = field(
         default_factory=lambda: [0, 0.5, 1, 2, 3, 4, 8, 16],
-        metadata={"help": "M as multiples of the batch; 0, no noise, is always among them."},
+        metadata={
+            "help": "M as multiples of the batch; 0, no noise, is always among them. --mini: 3 alone."
+        },
     )
     masses: list[float] = field(
         default_factory=lambda: [5.5, 8, 9, 10, 11, 12, 13, 14, 16],
-        metadata={"help": "Log masses b; no noise is always among the points."},
+        metadata={"help": "Log masses b; no noise is always among the points. --mini: 10 alone."},
     )
     dropout: float = field(default=0.1, metadata={"help": "Of every run."})
 

@@ -197,7 +197,9 @@ def recipe_changes(
     """Return the settings in which the run differs from its recipe."""
     used = {**arguments.to_dict(), **vars(settings)}  # to_dict has plain values
     used["processes"] = arguments.world_size
-    wanted = recipe_defaults(recipe, UnsupArguments(output="")) | {
+    # Without evaluation there is no best checkpoint either: one change, not several.
+    evaluated = UnsupArguments(output="", eval_data=settings.eval_data)
+    wanted = recipe_defaults(recipe, evaluated) | {
         "max_steps": -1,
         "max_sentences": None,
         "noise": "sampled",
@@ -209,6 +211,8 @@ def recipe_changes(
         "processes": 1,
     }
     changes = {name: used[name] for name, value in wanted.items() if used[name] != value}
+    if settings.eval_data == "none":
+        changes["eval_data"] = "none"
     for name in {"corpus", "model"} & changes.keys():
         if Path(changes[name]).exists():  # the card is no place for a machine's folders
             changes[name] = Path(changes[name]).name

@@ -39,11 +39,18 @@ def parser_of(options: Any, description: str | None) -> HfArgumentParser:
 
 
 def run(main: Callable[[], object]) -> None:
-    """Run a script: what its user can set right ends it with a line that says what, not a traceback."""
+    """Run a script; what its user can set right, or stops, ends with a line that says so, no traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
     try:
         main()
     except _USERS_ERRORS as error:
-        notes = getattr(error, "__notes__", [])  # what to do, where a library knows
-        sys.exit("\n".join([f"error: {error}", *notes]))
+        sys.exit(_with_notes(f"error: {error}", error))
+    except KeyboardInterrupt as interrupt:
+        print(_with_notes("interrupted", interrupt), file=sys.stderr)
+        sys.exit(130)
+
+
+def _with_notes(line: str, error: BaseException) -> str:
+    notes = getattr(error, "__notes__", [])  # what to do, where it is known
+    return "\n".join([line, *notes])

@@ -46,6 +46,7 @@ from st_gsinfonce.whole_files import write_atomically
 
 LOGGING_STEPS = 25
 _POLL_SECONDS = 1.0
+_GOES_ON = "finished runs are kept in {}: the same command goes on from them"
 _BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total} runs [{elapsed}<{remaining}{postfix}]"
 
 OnStep = Callable[[int, int], None]
@@ -214,18 +215,22 @@ def run_grid(
         folder: Where results are kept, made if it is not there.
 
     Raises:
-        RuntimeError: If a worker failed.
+        RuntimeError: If a worker failed and the others did not do its runs.
         OSError: If the folder cannot be written.
     """
     folder, cells = Path(folder), list(dict.fromkeys(cells))
     folder.mkdir(parents=True, exist_ok=True)
     pending = [cell for cell in cells if read_result(cell, folder) is None]
     devices = parse_devices(options.devices)[: len(pending)]
-    with progress(len(cells), done=len(cells) - len(pending)) as bar:
-        if devices:
-            _run_workers(pending, options, folder, devices, bar)
-        else:
-            _work(pending, materials, folder, bar)
+    try:
+        with progress(len(cells), done=len(cells) - len(pending)) as bar:
+            if devices:
+                _run_workers(pending, options, folder, devices, bar)
+            else:
+                _work(pending, materials, folder, bar)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(_GOES_ON.format(folder))
+        raise
     results = {cell: read_result(cell, folder) for cell in cells}
     return {cell: result for cell, result in results.items() if result is not None}
 
@@ -323,12 +328,17 @@ def _run_workers(
             done = {cell for cell in left if (folder / cell.file_name).exists()}
             bar.update(len(done))
             left -= done
-    failed = [d for d, w in zip(devices, workers, strict=True) if w.returncode != 0]
-    if failed:
-        raise RuntimeError(
-            f"the worker on {failed[0]} failed, see above; finished runs are kept in {folder}: the same "
-            "command goes on from them"
-        )
+    failed = [
+        f"the worker on {device} failed with status {worker.returncode}"
+        for device, worker in zip(devices, workers, strict=True)
+        if worker.returncode != 0
+    ]
+    if not failed:
+        return
+    if all((folder / cell.file_name).exists() for cell in pending):
+        warnings.warn(f"{failed[0]}; the others did its runs", stacklevel=3)
+        return
+    raise RuntimeError(f"{failed[0]}, see above; {_GOES_ON.format(folder)}")
 
 
 def _start_worker(device: str, workers: int, plan: str) -> subprocess.Popen[str]:
@@ -369,4 +379,7 @@ def _end_with_the_grid() -> None:
 
 
 if __name__ == "__main__":
-    _worker()
+    try:
+        _worker()
+    except KeyboardInterrupt:  # of the grid, too, which says so
+        sys.exit(130)

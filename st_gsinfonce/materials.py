@@ -80,8 +80,14 @@ class GridOptions:
                 "there is nothing to score on: give --sts-data hub or a folder, or train on the embedded "
                 "corpus, which has held-out pairs"
             )
-        if self.max_sentences is not None and self.max_sentences < 1:
-            raise ValueError(f"--max_sentences must be at least 1, got {self.max_sentences}")
+        for name in ("max_sentences", "batch_size", "eval_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be at least 1, got {value}")
+        if self.max_steps < 1 and self.max_steps != -1:
+            raise ValueError(f"--max_steps must be -1 or at least 1, got {self.max_steps}")
+        if not self.epochs > 0:
+            raise ValueError(f"--epochs must be positive, got {self.epochs}")
         if self.column is not None and self.corpus == "embedded":
             raise ValueError(f"--column {self.column}: the embedded corpus has no columns")
         if self.mini:
@@ -106,6 +112,8 @@ def parse_seeds(text: str) -> list[int]:
         last = last if dash else first
         if not first.isdecimal() or not last.isdecimal():
             raise ValueError(f"--seeds must be like 0-9 or 0,3,7, got {text!r}")
+        if not int(first) <= int(last) < 2**32:
+            raise ValueError(f"--seeds must be rising and below 2**32, got {text!r}")
         if int(last) - int(first) >= MOST_SEEDS:
             raise ValueError(
                 f"--seeds must be at most {MOST_SEEDS:,} from one to another, got {text!r}"

@@ -196,8 +196,9 @@ def record_in_card(
         recipe: What it is trained by.
         changes: Settings in which the training differs from the recipe.
     """
-    title = f"{recipe.model} trained by the recipe {recipe.name}"
-    if changes:
-        title += " with " + ", ".join(f"{name}={value}" for name, value in changes.items())
+    others = dict(changes or {})
+    title = f"{others.pop('model', recipe.model)} trained by the recipe {recipe.name}"
+    if others:
+        title += " with " + ", ".join(f"{name}={value}" for name, value in others.items())
     model.model_card_data.model_name = title
     model.model_card_data.add_tags([f"recipe:{recipe.name}"])

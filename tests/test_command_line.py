@@ -49,6 +49,20 @@ def test_an_error_of_the_user_s_ends_with_its_line(kind: type[Exception]) -> Non
     assert caught.value.code == "error: --corpus is missing\ngive a file"
 
 
+def test_an_interrupted_script_says_what_its_library_knows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def main() -> None:
+        interrupt = KeyboardInterrupt()
+        interrupt.add_note("finished runs are kept")
+        raise interrupt
+
+    with pytest.raises(SystemExit) as caught:
+        run(main)
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "interrupted\nfinished runs are kept\n"
+
+
 def test_a_mistake_of_the_program_s_own_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         run(lambda: 1 / 0)

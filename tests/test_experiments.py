@@ -277,8 +277,11 @@ def test_a_failing_cell_leaves_nothing_that_blocks(
     def fail(model: SentenceTransformer) -> dict[str, float]:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         run_grid([cell], grid_options, replace(quick, score=fail), tmp_path)
+    assert caught.value.__notes__ == [
+        f"finished runs are kept in {tmp_path}: the same command goes on from them"
+    ]
     assert read_result(cell, tmp_path) is None
     assert run_grid([cell], grid_options, quick, tmp_path)[cell].scores
     assert [path.name for path in tmp_path.iterdir()] == [cell.file_name]
@@ -483,9 +486,33 @@ def test_a_failing_worker_is_named(
 ) -> None:
     cell = Cell(Arm(), 0, setting_of(grid_options, quick))
     grid_options.devices, grid_options.corpus = "cpu", str(tmp_path / "absent.txt")
-    with pytest.raises(RuntimeError, match="the worker on cpu failed, see above"):
+    with pytest.raises(RuntimeError, match="the worker on cpu failed with status 1, see above"):
         run_grid([cell], grid_options, quick, tmp_path / "cells")
     assert "absent.txt" in capfd.readouterr().err
+
+
+def test_a_dead_worker_whose_runs_others_did_is_no_failure(
+    grid_options: GridOptions, quick: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid_options.max_steps, grid_options.devices = 2, "cpu"
+    cell = Cell(Arm(), 0, setting_of(grid_options, quick))
+    made = run_cell(cell, quick)
+
+    class Killed:
+        returncode = -9
+
+        def __enter__(self) -> Killed:
+            write_atomically(tmp_path / cell.file_name, made.to_json())
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def poll(self) -> int:
+            return self.returncode
+
+    monkeypatch.setattr(experiments, "_start_worker", lambda *_: Killed())
+    with pytest.warns(UserWarning, match="worker on cpu failed with status -9; the others did"):
+        assert run_grid([cell], grid_options, quick, tmp_path) == {cell: made}
 
 
 def test_a_worker_sees_its_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def test_seeds(text: str, seeds: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "1-", "-1", "0,0", "0-2,1", "3-1", "1.5", "0-99999999999"]
+    "text", ["", "a", "1-", "-1", "0,0", "0-2,1", "3-1", "1.5", "0-99999999999", "4294967296"]
 )
 def test_what_are_no_seeds(text: str) -> None:
     with pytest.raises(ValueError, match="--seeds must be"):
@@ -66,6 +66,11 @@ def test_options_that_do_not_go_together(corpus_of_70: Path) -> None:
         GridOptions(select="best")
     with pytest.raises(ValueError, match="--select must be"):
         GridOptions(select="last")
+    for name in ("batch_size", "eval_steps", "max_sentences", "max_steps", "epochs"):
+        with pytest.raises(ValueError, match=f"--{name} must be .*, got 0"):
+            GridOptions(**{name: 0})
+    with pytest.raises(ValueError, match="--max_steps must be -1 or"):
+        GridOptions(max_steps=-5)
     for name in ("", "../grid", "a/b", ".."):
         with pytest.raises(ValueError, match="--name must be a file's name"):
             GridOptions(name=name)
