@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import st_gsinfonce
+from st_gsinfonce.cells import Arm
 from st_gsinfonce.significance import paired_difference
 
 ROOT = Path(__file__).parent.parent
@@ -130,7 +131,56 @@ def test_the_sweep_s_table_is_computed_from_the_committed_cells() -> None:
     assert record["best"]["arm"] == f"expected:b={best},dropout=0.1" and f"b = {best}, " in README
 
 
-@pytest.mark.parametrize("name", ["noise.json", "sweep_mass.json"])
+def test_the_number_of_vectors_table_is_computed_from_the_committed_cells() -> None:
+    record = result("sweep_ratio.json")
+    scores = scores_of(record)
+    plain, *noisy = scores
+    paper = {float(ratio): entry["Avg."] for ratio, entry in record["paper"].items()}
+    ratios = {arm: Arm.parse(arm).noise_ratio for arm in scores}
+    assert list(ratios.values()) == [0, 1, 3, 8, 16]
+    means = {
+        metric: {arm: statistics.fmean(s[metric] for s in scores[arm].values()) for arm in scores}
+        for metric in ("STS-B dev", "Avg.")
+    }
+    gains = [f"{means['Avg.'][arm] - means['Avg.'][plain]:+.2f}" for arm in noisy]
+    rows = [
+        ["M / batch", *(f"{ratio:g}" for ratio in ratios.values())],
+        ["b", "", *(f"{Arm.parse(arm).mass(384, 64):.2f}" for arm in noisy)],
+        ["STS-B dev", *(f"{mean:.2f}" for mean in means["STS-B dev"].values())],
+        ["STS average", *(f"{mean:.2f}" for mean in means["Avg."].values())],
+        ["against none", "", *gains],
+        [
+            "paper, BERT-base",
+            *(f"{paper[r]:.2f}" if r in paper else "" for r in ratios.values()),
+        ],
+    ]
+    for row in rows:
+        assert f"| {' | '.join(row)} |" in README
+
+
+CONFIRMATIONS = {
+    "confirm_docs.json": "Python's documentation",
+    "confirm_mean_pooled.json": "Wikipedia, mean-pooled, no head",
+}
+
+
+@pytest.mark.parametrize("name", CONFIRMATIONS)
+def test_the_confirmation_is_computed_from_the_committed_cells(name: str) -> None:
+    scores = scores_of(result(name))
+    plain, *treated = scores
+    for arm in treated:
+        parsed = Arm.parse(arm)
+        what = "no noise" if parsed.noise == "none" else f"b = {parsed.log_mass:g}"
+        row = [CONFIRMATIONS[name], f"{what}, dropout {parsed.dropout:g}"]
+        for metric in ("STS-B dev", "Avg.", "docs MRR@10"):
+            there = metric in scores[plain][0]
+            row.append(shown(scores, arm, plain, metric) if there else "")
+        assert f"| {' | '.join(row)} |" in README
+
+
+@pytest.mark.parametrize(
+    "name", ["noise.json", "sweep_mass.json", "sweep_ratio.json", *CONFIRMATIONS]
+)
 def test_a_table_s_cells_are_of_its_setting(name: str) -> None:
     record = result(name)
     for arm in record["arms"]:
