@@ -371,9 +371,8 @@ def _worker() -> None:
 
 def _end_with_the_grid() -> None:
     """End this process when the one that started it ends, killed or not: its side of the pipe closes."""
-    while os.read(
-        sys.stdin.fileno(), 1
-    ):  # not by sys.stdin, which a thread may not hold at the exit
+    # Not by sys.stdin itself, whose lock a thread may not hold at the interpreter's exit.
+    while os.read(sys.stdin.fileno(), 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
